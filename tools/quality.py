@@ -1,10 +1,9 @@
 """Published benchmark scores and measured losses -> src/edgekit/index/quality.json, evidence.tsv.gz and losses.tsv.
 
-Usage: python tools/quality.py FOLDER [--check | --ranking | --outside]
+Usage: python tools/quality.py FOLDER [--check]
 
 FOLDER has names.jsonl.gz (models), quality.jsonl.gz (scores) and quant_loss.jsonl.gz. Only rows whose licence allows
-shipping are used. --check measures how well left-out scores and families are predicted; --ranking prints the models in
-order; --outside compares the order with scores that may be cited but not shipped, and that the fit has not seen.
+shipping are used. --check measures how well left-out benchmarks and families are predicted.
 
 The fit. A score s with chance level c is y = log-odds((s - c) / (1 - c)). For model m and benchmark b of task t
     y = difficulty(b) + group(b, who measured it and how) + slope(b) * ability(m, t) + error
@@ -140,7 +139,7 @@ LISTED_OTHERWISE = (
 LEAST, MOST = 0.02, 0.985  # shares beyond these say nothing more about the ability
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A score that counts."""
 
@@ -153,7 +152,7 @@ class Row:
 
 
 @dataclass(kw_only=True)
-class Fit:
+class Posterior:
     """The posterior of everything, and the lines of the benchmarks."""
 
     tasks: tuple[ModelPurpose, ...]
@@ -260,7 +259,9 @@ def counted_rows(folder: Path, models: Mapping[str, Facts], *, shipped: bool = T
             model += "-instruct"  # listed under the base model's name
         if "instruct" in model and "codellama" in listed and "instruct" not in listed:
             continue  # the base model's score
-        if model not in models or model in bases or quality.BASE_NAME.search(model):
+        if model not in models or model in bases:
+            continue
+        if EMBEDDING not in models[model].kinds and quality.BASE_NAME.search(model):
             continue
         if not models[model].parameters and not re.search(r"\d+b\b", model):
             continue
@@ -304,6 +305,7 @@ EFFECT_SPREADS = {
     "one": 3.0,
     "size": 0.5,
     "small": 0.4,
+    "large": 0.3,
     "active": 0.5,
     "age": 1.0,
     "reasons": 0.7,
@@ -312,7 +314,7 @@ EFFECT_SPREADS = {
 SHARED = 0.3  # share of that spread by which tasks differ, if they are fitted together
 
 
-def fit(rows: Sequence[Row], models: Mapping[str, Facts], *, rounds: int = 40) -> Fit:
+def fit(rows: Sequence[Row], models: Mapping[str, Facts], *, rounds: int = 40) -> Posterior:
     """Abilities and benchmark lines from the scores."""
     tasks = tuple(dict.fromkeys(sorted((row.task for row in rows), key=lambda task: task.value)))
     names = tuple(dict.fromkeys(row.model for row in rows))
@@ -340,7 +342,7 @@ def fit(rows: Sequence[Row], models: Mapping[str, Facts], *, rounds: int = 40) -
             unknown("difficulty", row.benchmark)
         unknown("group", row.group)
 
-    result = Fit(
+    result = Posterior(
         tasks=tasks,
         models=names,
         mean=np.zeros(len(index)),
@@ -424,7 +426,7 @@ KINDS_OF_RELATIVES = ("series", "family", "family of task")
 
 
 def fitted(
-    parts: Sequence[tuple[Fit, Sequence[Row]]], models: Mapping[str, Facts]
+    parts: Sequence[tuple[Posterior, Sequence[Row]]], models: Mapping[str, Facts]
 ) -> dict[str, Any]:
     """The content of quality.json."""
     result: dict[str, Any] = {
@@ -522,12 +524,22 @@ def fitted(
                     "scores": len(mine),
                 }
             )
-    publishers: dict[str, set[str]] = defaultdict(set)
+    makers: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    newest: dict[str, float] = {}
     for found, _ in parts:
         for model in found.models:
-            publishers[series_of(model, models[model])].add(model.split("/")[0])
-    result["released"] = first_releases(models, publishers)
-    result["publishers"] = {name: sorted(group) for name, group in sorted(publishers.items())}
+            maker, root = series_of(model, models[model]).split("/")
+            makers[root][maker] += 1
+            family = family_of(model, models[model])
+            newest[family] = max(
+                newest.get(family, -9.0), inputs_of(model, models[model])[0]["age"]
+            )
+    result["publishers"] = {
+        root: sorted(group, key=lambda maker: (-group[maker], maker))
+        for root, group in sorted(makers.items())
+    }
+    result["released"] = first_releases(models, result["publishers"])
+    result["newest"] = _rounded(dict(sorted(newest.items())))
     result["bases"] = base_models(models)
     for kind in ("series", "families", "models"):
         result[kind] = dict(sorted(result[kind].items()))
@@ -535,19 +547,23 @@ def fitted(
 
 
 def first_releases(
-    models: Mapping[str, Facts], publishers: Mapping[str, set[str]]
+    models: Mapping[str, Facts], publishers: Mapping[str, Sequence[str]]
 ) -> dict[str, str]:
     """Month in which the maker of a series released the first model of each family."""
     result: dict[str, str] = {}
     for model, facts in models.items():
-        if facts.released and model.split("/")[0] in publishers.get(series_of(model, facts), ()):
+        maker, root = series_of(model, facts).split("/")
+        if facts.released and maker in publishers.get(root, ()):
             family = family_of(model, facts)
             result[family] = min(facts.released[:7], result.get(family, "9999"))
     return dict(sorted(result.items()))
 
 
 def _variance(
-    found: Fit, task: ModelPurpose, inputs: Mapping[str, float], keys: Iterable[tuple[Any, ...]]
+    found: Posterior,
+    task: ModelPurpose,
+    inputs: Mapping[str, float],
+    keys: Iterable[tuple[Any, ...]],
 ) -> float:
     """Of a prediction at these inputs, without the spread of the single model."""
     terms = [(found.index["effect", task, name], value) for name, value in inputs.items()]
@@ -806,11 +822,108 @@ def loss_rows(data_folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def both_fits(rows: Sequence[Row], models: Mapping[str, Facts]) -> list[tuple[Fit, Sequence[Row]]]:
+def both_fits(
+    rows: Sequence[Row], models: Mapping[str, Facts], *, rounds: int = 40
+) -> list[tuple[Posterior, Sequence[Row]]]:
     """Language models together, embedding models by themselves."""
     embeds = [row for row in rows if row.task is EMBEDDING]
     others = [row for row in rows if row.task is not EMBEDDING]
-    return [(fit(part, models), part) for part in (others, embeds)]
+    return [(fit(part, models, rounds=rounds), part) for part in (others, embeds)]
+
+
+# --- How good it is --------------------------------------------------------------------------------------------------
+
+LEAST_ROWS = 8  # of a benchmark that is left out
+FOLDS = 12
+CHECK_ROUNDS = 12
+
+
+def correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's."""
+    ranks = [np.argsort(np.argsort(values)) for values in (one, other)]
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def check(rows: Sequence[Row], models: Mapping[str, Facts]) -> None:
+    """Prints how well a left-out benchmark and left-out families are predicted."""
+    wide: list[tuple[float, float, float]] = []
+    for benchmark in dict.fromkeys(row.benchmark for row in rows):
+        left_out = [row for row in rows if row.benchmark == benchmark]
+        rest = [row for row in rows if row.benchmark != benchmark]
+        task = left_out[0].task
+        embeds = task is EMBEDDING
+        known = {row.model for row in rest if row.task is task}
+        tested = [row for row in left_out if row.model in known]
+        if len({row.model for row in tested}) < LEAST_ROWS or benchmark == next(
+            iter(BENCHMARKS[task])
+        ):
+            continue
+        found = fit(
+            [row for row in rest if (row.task is EMBEDDING) is embeds], models, rounds=CHECK_ROUNDS
+        )
+        y = [row.y for row in tested]
+        abilities = [found.ability(found.terms(row.model, task))[0] for row in tested]
+        by_facts = [
+            sum(
+                float(found.mean[found.index["effect", task, name]]) * value
+                for name, value in inputs_of(row.model, models[row.model])[0].items()
+            )
+            for row in tested
+        ]
+        only = [inputs_of(row.model, models[row.model])[0] for row in tested]
+        doublings = [2 * item["age"] + item["size"] + item["active"] / 2 for item in only]
+        wide.append(
+            (correlation(abilities, y), correlation(by_facts, y), correlation(doublings, y))
+        )
+        print(f"{benchmark:26} {len(tested):3} " + " ".join(f"{value:5.2f}" for value in wide[-1]))
+    means = np.mean(wide, axis=0)
+    print(
+        "rank correlation with a left-out benchmark: ability, size and age as fitted, size and age by rule:",
+        means.round(2),
+    )
+
+    families = sorted({family_of(row.model, models[row.model]) for row in rows})
+    chosen = np.random.default_rng(0).permutation(len(families))
+    errors: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    for fold in range(FOLDS):
+        out = {families[i] for i in chosen[fold::FOLDS]}
+        rest = [row for row in rows if family_of(row.model, models[row.model]) not in out]
+        parts = both_fits(rest, models, rounds=CHECK_ROUNDS)
+        fold_fit = quality.read_fit(fitted(parts, models))
+        for found, part in parts:
+            groups = {row.group for row in part}
+            for row in rows:
+                if family_of(row.model, models[row.model]) not in out or row.group not in groups:
+                    continue
+                if row.task not in found.tasks:
+                    continue
+                ability, spread, _ = quality.predicted_ability(
+                    row.model, row.task, facts=models[row.model], fit=fold_fit
+                )
+                at = found.index.get(("difficulty", row.benchmark))
+                level = (0.0 if at is None else float(found.mean[at])) + float(
+                    found.mean[found.index["group", row.group]]
+                )
+                slope = found.slopes[row.benchmark]
+                series = series_of(row.model, models[row.model])
+                if (
+                    series not in fold_fit.series
+                ):  # the offset of makers without scores is for makers nobody measures
+                    ability += math.sqrt(fold_fit.tasks[row.task]["series_variance"])
+                expected = level + slope * ability
+                known_error = math.hypot(slope * spread, found.spreads[row.benchmark])
+                by_facts = level + slope * sum(
+                    fold_fit.tasks[row.task]["effects"][name] * value
+                    for name, value in inputs_of(row.model, models[row.model])[0].items()
+                )
+                errors[row.task.value].append((row.y - expected, known_error, row.y - by_facts))
+    for name, found_errors in errors.items():
+        error, known_error, plain = np.array(found_errors).T
+        inside = float(np.mean(np.abs(error) <= quality.EIGHTY_PERCENT * known_error))
+        print(
+            f"left-out families, {name:10} {len(error):4} scores: error {np.sqrt(np.mean(error**2)):.2f}"
+            f" (size and age {np.sqrt(np.mean(plain**2)):.2f}), {100 * inside:.0f} % in the 80 % interval"
+        )
 
 
 def main() -> None:
@@ -818,9 +931,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "--check", action="store_true", help="leave out benchmarks and families; writes nothing"
+    )
     options = parser.parse_args()
     models = known_models(options.folder)
     rows = counted_rows(options.folder, models)
+    if options.check:
+        check(rows, models)
+        return
     (TARGET / quality.FITTED).write_text(
         written(fitted(both_fits(rows, models), models)), encoding="utf-8"
     )

@@ -34,7 +34,11 @@ EIGHTY_PERCENT = 1.2816  # half of an 80 % interval, in standard deviations
 EPOCH = date(2024, 1, 1)  # ages are years after it
 _DAYS_A_YEAR = 365.25
 LEAST_PARAMETERS, MOST_PARAMETERS = 10**7, 10**13
-SMALL_PARAMETERS = 3e9
+SMALL_PARAMETERS, LARGE_PARAMETERS = 3e9, 70e9
+GENERATION_YEARS = 0.5
+# Benchmarks are run on models that are worth it: those of makers without any counted score are below average, and vary
+# more. By how much: 14 such models on LMArena (December 2025) are 0.8 lower, with a spread of 1.2.
+UNKNOWN_MAKER = 2.0
 EARLIEST, LATEST = -2.0, 26.0  # years; a false date in a file must not decide
 
 
@@ -102,24 +106,36 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Fit:
-    """quality.json."""
+class Fit:
+    """The content of quality.json."""
 
     tasks: Mapping[ModelPurpose, Mapping[str, Any]]
     series: Mapping[str, Mapping[str, tuple[float, float]]]
     families: Mapping[str, Mapping[str, tuple[float, float]]]
-    publishers: Mapping[str, tuple[str, ...]]  # of the measured models of a series
+    publishers: Mapping[
+        str, tuple[str, ...]
+    ]  # makers of the measured models of that first name, most models first
+    newest: Mapping[str, float]  # age of the newest measured model of a family
     released: Mapping[str, str]  # the first model of a family
     models: Mapping[str, Mapping[str, tuple[float, float, int]]]
     bases: frozenset[str]
+    makers: frozenset[str]  # of measured models
 
 
 # Names of models that do something else than answer, whatever their kind says.
 _OTHER_USE = re.compile(
-    r"guard|shield|safety|(?:^|[-_.])(?:rerank(?:er)?|reward|rm|prm|orm|ocr|asr|tts|speech|audio|whisper"
+    r"guard|shield|safety|embodied|robot|-bench|(?:^|[-_.])(?:rerank(?:er)?|reward|rm|prm|orm|ocr|asr|tts|speech|audio|whisper"
     r"|draft|speculator|eagle3?|mtp|dflash|translate(?:gemma)?|mt|judge|classifier|tokenizer|embedding|embed)(?=[-_.0-9]|$)"
 )
 BASE_NAME = re.compile(r"(?:^google/.*-pt|[-_]base)(?=[-_.0-9]|$)|[-_]pretrain(?:ed)?(?=[-_]|$)")
+_THINKS = re.compile(r"[-_]think(?:ing|er)?(?=[-_]|$)")
+# An embedding model of a text, by its name: other kinds of encoders are listed with the same purpose.
+_EMBEDS_TEXT = re.compile(
+    r"embed|minilm|mpnet|simcse|sentence|sbert|retriev|(?:^|[-_/])(?:e5|bge|gte|gtr|st|m2v|arctic|nv-embed)(?=[-_0-9]|$)"
+)
+_OTHER_ENCODER = re.compile(
+    r"col(?:bert|pali|qwen|embed|smol)|(?:^|[-_])(?:vl|omni|clip|siglip2?|audio|vision|image)(?=[-_]|$)"
+)
 _MONTH_IN_NAME = re.compile(r"[-_](2[3-9])(0[1-9]|1[0-2])(?=[-_]|$)")
 _SHORTEST_SERIES = 3  # letters
 _ALIASES = (("meta-llama/meta-llama-3.1", "meta-llama/llama-3.1"), ("cohereforai/", "coherelabs/"))
@@ -147,7 +163,12 @@ def suits(hub_id: str, task: ModelPurpose, *, facts: Facts) -> bool:
     """
     kinds = set(facts.kinds)
     if task is ModelPurpose.EMBEDDING or ModelPurpose.EMBEDDING in kinds:
-        return task in kinds and (task is ModelPurpose.EMBEDDING)
+        if task is not ModelPurpose.EMBEDDING or task not in kinds:
+            return False
+        if quality_of(hub_id, task, facts=facts).basis is QualityBasis.MEASURED:
+            return True
+        name = key_of(hub_id)
+        return _EMBEDS_TEXT.search(name) is not None and _OTHER_ENCODER.search(name) is None
     if is_base_model(hub_id) or _OTHER_USE.search(key_of(hub_id).split("/")[-1]):
         return False
     if task is ModelPurpose.VISION:
@@ -197,62 +218,83 @@ def scores_of(hub_id: str, task: ModelPurpose) -> tuple[Score, ...]:
 
 
 def predicted_ability(
-    hub_id: str, task: ModelPurpose, *, facts: Facts
+    hub_id: str, task: ModelPurpose, *, facts: Facts, fit: Fit | None = None
 ) -> tuple[float, float, QualityBasis]:
     """Ability, standard deviation and basis of a model without scores: by size, age, kind and relatives."""
-    fit = _fit()
+    fit = fit or _fit()
     about = fit.tasks[task]
-    inputs, missing = inputs_of(hub_id, _without_claims(hub_id, facts))
+    inputs, missing = _likely(hub_id, facts, fit)
     ability = sum(about["effects"][name] * value for name, value in inputs.items())
-    family, series, is_own = _lineage(hub_id, facts)
+    family, series, is_own = _lineage(hub_id, facts, fit)
     known = fit.families.get(family, {}).get(task.value)
     variance = about["model_variance"]
     basis = QualityBasis.NOT_MEASURED if known is None or not is_own else QualityBasis.FAMILY
     if not is_own:  # somebody else's version: nobody has measured what became of the original
-        variance += about["model_variance"] + about["family_variance"]
+        variance += 2 * (about["model_variance"] + about["family_variance"])
     if known is None:
-        known = fit.series.get(series, {}).get(task.value) or (
-            0.0,
-            math.sqrt(about["series_variance"]),
-        )
+        known = fit.series.get(series, {}).get(task.value)
         variance += about["family_variance"]
+    if known is None:
+        spread = math.sqrt(about["series_variance"])
+        is_known_maker = key_of(hub_id).rpartition("/")[0] in fit.makers
+        known = (
+            (0.0, spread) if is_known_maker else (-UNKNOWN_MAKER * spread, UNKNOWN_MAKER * spread)
+        )
     offset, spread = known
     variance += spread**2 + sum(about["missing_variance"][name] for name in missing)
     return ability + offset, math.sqrt(variance), basis
 
 
-def _lineage(hub_id: str, facts: Facts) -> tuple[str, str, bool]:
-    """Family and series, and whether the publisher is the one who makes that series.
+def _lineage(hub_id: str, facts: Facts, fit: Fit) -> tuple[str, str, bool]:
+    """Family and series, and whether it is the series of this publisher.
 
-    The name of another publisher's version begins with anything: 'huihui-qwen3.5-9b-abliterated' is of 'qwen3.5'.
+    The name of another publisher's version begins with anything: 'huihui-qwen3.5-9b-abliterated' is of 'qwen3.5'. A
+    distillation has the answers of one model and the size of another.
     """
-    fit = _fit()
-    family, series = family_of(hub_id, facts), series_of(hub_id, facts)
-    publisher = key_of(hub_id).rpartition("/")[0]
-    if series in fit.series:
-        return family, series, not publisher or publisher in fit.publishers.get(series, ())
-    words = re.split(r"[-_]", key_of(hub_id).split("/")[-1])
+    makers = fit.publishers
+    family = family_of(hub_id, facts)
+    publisher, _, name = key_of(hub_id).rpartition("/")
+    words = re.split(r"[-_]", name)
+    is_own = "distill" not in words
+    if (root := _root(family)) in makers:
+        if not publisher or publisher in makers[root]:
+            return family, f"{publisher or makers[root][0]}/{root}", is_own
+        return family, f"{makers[root][0]}/{root}", False
     for word, after in zip(words, [*words[1:], ""], strict=True):
-        other = re.split(r"[^a-z]", word, maxsplit=1)[0]
-        if len(other) >= _SHORTEST_SERIES and other in fit.series:
-            return (f"{word}-{after}" if word == other else word), other, False
-    return family, series, True
+        other = _root(word)
+        if len(other) >= _SHORTEST_SERIES and other in makers:
+            return (
+                f"{word}-{after}" if word == other else word,
+                f"{makers[other][0]}/{other}",
+                False,
+            )
+    return family, series_of(hub_id, facts), is_own
 
 
-def _without_claims(hub_id: str, facts: Facts) -> Facts:
-    """The facts of another publisher's version without what only its name claims, and not newer than its family."""
-    family, _, is_own = _lineage(hub_id, facts)
-    if is_own:
-        return facts
-    kinds = tuple(
-        kind for kind in facts.kinds if kind not in (ModelPurpose.REASONING, ModelPurpose.CODE)
-    )
-    about = _fit().released.get(family)
-    return replace(facts, kinds=kinds, origin_released=facts.origin_released or about)
+def _likely(hub_id: str, facts: Facts, fit: Fit) -> tuple[dict[str, float], tuple[str, ...]]:
+    """What a prediction is made from, and which of it is unknown.
+
+    What only the name of another publisher's version claims does not count, and it is as old as its family. A version
+    number names a generation: later members of a measured family are not much newer.
+    """
+    family, _, is_own = _lineage(hub_id, facts, fit)
+    if not is_own:
+        kinds = tuple(
+            kind for kind in facts.kinds if kind not in (ModelPurpose.REASONING, ModelPurpose.CODE)
+        )
+        origin = facts.origin_released or fit.released.get(family)
+        facts = replace(facts, kinds=kinds, origin_released=origin)
+    inputs, missing = inputs_of(hub_id, facts, name_counts=is_own)
+    newest = fit.newest.get(family)
+    if newest is not None:
+        inputs["age"] = min(inputs["age"], newest + GENERATION_YEARS)
+    return inputs, missing
 
 
-def inputs_of(hub_id: str, facts: Facts) -> tuple[dict[str, float], tuple[str, ...]]:
-    """What a prediction without scores is made from, and which of it is unknown."""
+def inputs_of(
+    hub_id: str, facts: Facts, *, name_counts: bool = True
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Size, age and kind as numbers, and which of it is unknown."""
     missing = []
     parameters = facts.parameters or 0
     if parameters <= 0:
@@ -264,11 +306,14 @@ def inputs_of(hub_id: str, facts: Facts) -> tuple[dict[str, float], tuple[str, .
     if age is None:
         missing.append("age")
         age = 0.0
-    reasons = ModelPurpose.REASONING in facts.kinds or "thinking" in hub_id.lower()
+    reasons = ModelPurpose.REASONING in facts.kinds or (
+        name_counts and _THINKS.search(hub_id.lower()) is not None
+    )
     inputs = {
         "one": 1.0,
         "size": math.log2(total / 7e9),
         "small": max(math.log2(SMALL_PARAMETERS / total), 0.0),  # below it, ability falls faster
+        "large": max(math.log2(total / LARGE_PARAMETERS), 0.0),  # beyond it, ability grows slower
         "active": math.log2(active / total),
         "age": age,
         "reasons": float(reasons),
@@ -306,8 +351,13 @@ def family_of(hub_id: str, facts: Facts) -> str:
 
 
 def series_of(hub_id: str, facts: Facts) -> str:
-    """'qwen3-vl' -> 'qwen'."""
-    return re.split(r"[^a-z]", family_of(hub_id, facts), maxsplit=1)[0]
+    """'Qwen/Qwen3-VL-8B' -> 'qwen/qwen': a maker's series; its members tend to be equally good for their size."""
+    publisher = key_of(hub_id).rpartition("/")[0]
+    return f"{publisher}/{_root(family_of(hub_id, facts))}"
+
+
+def _root(name: str) -> str:
+    return re.split(r"[^a-z]", name, maxsplit=1)[0]
 
 
 # What engines and repositories call the types of losses.tsv.
@@ -458,18 +508,24 @@ def _losses() -> Mapping[tuple[str, str], tuple[float, Loss]]:
     }
 
 
-@functools.cache
-def _fit() -> _Fit:
-    data = json.loads(files(__package__).joinpath(FITTED).read_text(encoding="utf-8"))
-    return _Fit(
+def read_fit(data: Mapping[str, Any]) -> Fit:
+    """A fit from the content of quality.json."""
+    return Fit(
         tasks={ModelPurpose(name): about for name, about in data["tasks"].items()},
         series=data["series"],
         families=data["families"],
         publishers=data["publishers"],
         released=data["released"],
+        newest=data["newest"],
         models=data["models"],
         bases=frozenset(data["bases"]),
+        makers=frozenset(maker for group in data["publishers"].values() for maker in group),
     )
+
+
+@functools.cache
+def _fit() -> Fit:
+    return read_fit(json.loads(files(__package__).joinpath(FITTED).read_text(encoding="utf-8")))
 
 
 @functools.cache
