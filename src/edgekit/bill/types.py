@@ -560,6 +560,7 @@ class Verdict:
     estimate: MemoryEstimate = field(repr=False)
     reasons: tuple[str, ...]  # why it failed; empty if it did not
     window: str  # the reason for the context
+    unknown_architecture: str = ""  # its name, if the layers were read by standard keys only
     way: Placement
     machine: Machine = field(repr=False)
 

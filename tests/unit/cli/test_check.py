@@ -58,6 +58,23 @@ def check_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]
 
 # --- the answer
 
+
+def test_first_sentence_names_an_unknown_architecture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "brandnew7"}))
+    machine = ("--engine", "vllm", "--device", "h200", "-c", "1k")
+    told = "(rough estimate: unknown architecture 'brandnew7')"
+    _, out, _ = run_check(capsys, str(tmp_path), *machine)
+    sentence = out[: out.index(f"{tmp_path.name}  ·  ")]
+    assert " ".join(sentence.split()).endswith(told)
+    assert check_json(capsys, str(tmp_path), *machine)["headline"].endswith(told)
+    main(["estimate", str(tmp_path), "--engine", "vllm", "-c", "1k"])
+    assert told in " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+    main(["inspect", str(tmp_path)])
+    assert "unknown architecture 'brandnew7'" in capsys.readouterr().out.split("\n\n")[0]
+
+
 # 8.7 GiB: 4.58 of weights, 32,768 tokens of 131,072 bytes and 0.15 of the rest; 23.0: 24 less 1 of reserve
 ANSWERS = [
     (["--ram", "24G"], 0, "Runs on the CPU: 8.7 of 23.0 GiB at 32K"),

@@ -144,6 +144,11 @@ def test_headline_of_a_bare_name_says_that_it_is_an_estimate() -> None:
     assert headline(verdict_with(), from_name=True).endswith("at 32K (rough estimate from the name alone)")  # fmt: skip
 
 
+def test_headline_names_an_unknown_architecture() -> None:
+    verdict = verdict_with(unknown_architecture="brandnew7")
+    assert headline(verdict).endswith("at 32K (rough estimate: unknown architecture 'brandnew7')")
+
+
 def test_headline_of_the_cpu_and_of_a_phone() -> None:
     on = machine(ram_gib=16)
     verdict = verdict_with((line(Component.WEIGHTS, 9 * GIB, HOST),), on)
