@@ -11,6 +11,7 @@ EdgekitError
 │       ├── RemoteAccessError    401, 403: private or gated
 │       ├── RangeNotSupportedError
 │       ├── RemoteChangedError   the file changed between two ranges
+│       ├── RemoteBusyError      the server kept failing, although it was asked several times
 │       ├── RemoteTimeoutError   all requests together took too long
 │       └── PrivateAddressError  a server on this machine or in a private network, where only public ones are allowed
 ├── HeaderError                  the bytes are not what they claim to be
@@ -95,6 +96,10 @@ class RemoteAccessError(RemoteInspectError):
 
 
 class RangeNotSupportedError(RemoteInspectError):
+    pass
+
+
+class RemoteBusyError(RemoteInspectError):
     pass
 
 

@@ -127,7 +127,12 @@ def table_named(name: str) -> Table:
     return next(table for table in TABLES if table.name == name)
 
 
-def write_sqlite(path: Path, rows: Mapping[str, Iterable[Sequence[Cell]]]) -> None:
+def write_sqlite(
+    path: Path,
+    rows: Mapping[str, Iterable[Sequence[Cell]]],
+    *,
+    tables: Sequence[Table] = TABLES,
+) -> None:
     """Write the tables to a new file, which replaces `path` only when it is complete.
 
     `rows` are those of each table in any order, read once; a table without any is empty. HeaderError for a row that
@@ -145,7 +150,7 @@ def write_sqlite(path: Path, rows: Mapping[str, Iterable[Sequence[Cell]]]) -> No
                 database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 database.execute(f"PRAGMA user_version = {SCHEMA}")
                 database.execute("BEGIN")
-                for table in TABLES:
+                for table in tables:
                     _fill(database, table, rows.get(table.name, ()))
                 database.execute("COMMIT")
             _sync(partial)
@@ -209,15 +214,22 @@ def read_rows(path: Path, table: Table) -> Iterator[Row]:
         raise HeaderError(f"not a readable index ({error})", file=str(path)) from error
 
 
-def write_parquet(source: Path, folder: Path) -> tuple[Path, ...]:
-    """Write every table of an index in SQLite to a Parquet file of its own, in bounded memory. Returns their paths."""
+def import_pyarrow() -> tuple[Any, Any]:
+    """Pyarrow and its Parquet part. Raises MissingExtraError."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise MissingExtraError(
-            "Parquet needs pyarrow: pip install 'edgekit-models[index]'"
-        ) from error
+        extra = "pip install 'edgekit-models[index]'"
+        raise MissingExtraError(f"Parquet needs pyarrow: {extra}") from error
+    return pa, pq
+
+
+def write_parquet(
+    source: Path, folder: Path, *, tables: Sequence[Table] = TABLES
+) -> tuple[Path, ...]:
+    """Write every table of an index in SQLite to a Parquet file of its own, in bounded memory. Returns their paths."""
+    pa, pq = import_pyarrow()
     types = {
         Kind.TEXT: pa.string(),
         Kind.INT: pa.int64(),
@@ -225,7 +237,7 @@ def write_parquet(source: Path, folder: Path) -> tuple[Path, ...]:
         Kind.BLOB: pa.binary(),
     }
     paths = []
-    for table in TABLES:
+    for table in tables:
         path = folder / f"{table.name}.parquet"
         partial = path.with_name(f"{path.name}.partial")
         schema = pa.schema(

@@ -263,6 +263,14 @@ def is_local_name(host: str) -> bool:
     return is_bare or name.endswith(_LOCAL_SUFFIXES)
 
 
+def is_public_host(address: str) -> bool:
+    """Whether the host of the address is outside of this machine and its network. May block on the resolver."""
+    import httpx2
+
+    host, port = connection_target(httpx2.URL(address))
+    return not is_local_name(host) and all(map(is_public, _addresses(host, port)))
+
+
 class Guard:
     """Raises PrivateAddressError before a request is sent to an address that is not public.
 
@@ -289,7 +297,8 @@ class Guard:
         """Raises PrivateAddressError if the host is not public. May block on the resolver."""
         if self._is_trusted:
             return
-        if is_local_name(self._host) or not all(map(is_public, self._addresses())):
+        addresses = _addresses(self._host, self._port)
+        if is_local_name(self._host) or not all(map(is_public, addresses)):
             raise self._refusal()
 
     def watch(self, event: str, info: Mapping[str, Any]) -> None:
@@ -315,16 +324,6 @@ class Guard:
             stream.close()
             raise self._refusal()
 
-    def _addresses(self) -> Iterator[str]:
-        """Every IP address of the host, as this machine resolves it; none if it cannot be resolved."""
-        host = self._host.rstrip(".")
-        with contextlib.suppress(ValueError):  # not an IP address but a name
-            yield str(ipaddress.ip_address(host))
-            return
-        with contextlib.suppress(OSError, UnicodeError):  # the connection will report it
-            for *_, socket_address in socket.getaddrinfo(host, self._port, type=socket.SOCK_STREAM):
-                yield str(socket_address[0])
-
     def _refusal(self) -> PrivateAddressError:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return PrivateAddressError(
@@ -332,6 +331,17 @@ class Guard:
             "private network, which is not allowed (edgekit web --allow-private allows "
             "it)"
         )
+
+
+def _addresses(host: str, port: int) -> Iterator[str]:
+    """Every IP address of the host, as this machine resolves it; none if it cannot be resolved."""
+    host = host.rstrip(".")
+    with contextlib.suppress(ValueError):  # not an IP address but a name
+        yield str(ipaddress.ip_address(host))
+        return
+    with contextlib.suppress(OSError, UnicodeError):  # the connection will report it
+        for *_, socket_address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            yield str(socket_address[0])
 
 
 def connection_target(url: httpx2.URL) -> tuple[str, int]:

@@ -46,7 +46,7 @@ MAX_DRAINED_BYTES = 16 * 1024  # of an unwanted body, read so that the connectio
 
 READ_STATUSES = frozenset({*range(200, 300), 304, 416})
 TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})  # worth another try
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _POLL_S = 0.05  # how often a waiting thread checks for cancellation
 _TRAFFIC_LOCK = threading.Lock()  # several references may share one Traffic
 
@@ -314,7 +314,7 @@ class Transport:
             reply = self._exchange(url, headers, name=name, body_limit=body_limit)
             head = reply.head
             reply.linked_etag = linked_etag
-            if head is None or head.status not in _REDIRECTS:
+            if head is None or head.status not in REDIRECTS:
                 return reply
             if is_final_redirect is not None and is_final_redirect(head):
                 return reply
@@ -392,7 +392,7 @@ class Transport:
             raise self._timeout_error(name)
         if reply.failure is None and reply.head is not None:
             reply.failure = transient_status(reply.head)
-            is_permanent = reply.head.status not in READ_STATUSES | _REDIRECTS
+            is_permanent = reply.head.status not in READ_STATUSES | REDIRECTS
             if reply.failure is None and is_permanent:
                 raise status_error(reply.head, name=name)
         return reply

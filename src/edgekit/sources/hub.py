@@ -6,7 +6,7 @@ import io
 import json
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ MAX_PAGES = 20  # the largest public model repositories list about 2,000 files
 MAX_ENTRIES = 20_000  # the limit of a local folder
 MAX_LISTING_BYTES = 4 * MIB  # 20,000 files with names of 150 letters; a longer one is not cached
 
-_NEXT = re.compile(r"<([^>]{1,4096})>\s*;\s*rel=\"?next\"?")
+NEXT_PAGE = re.compile(r"<([^>]{1,4096})>\s*;\s*rel=\"?next\"?")
 _REPO = re.compile(r"[A-Za-z0-9_.-]{1,96}/[A-Za-z0-9_.-]{1,96}")
 _ODD_PATH = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|(?:^|/)\.{0,2}(?:/|$)")
 
@@ -175,7 +175,7 @@ class _Repository:
             if len(entries) > MAX_ENTRIES:
                 break
             links = reply.head.headers.get("link", "") if reply.head else ""
-            next_link = _NEXT.search(links)
+            next_link = NEXT_PAGE.search(links)
             if next_link is None:
                 return entries
             target = redirect_target(url, next_link[1], name=name)
@@ -197,10 +197,14 @@ def _with_candidates(error: RemoteNotFoundError, names: tuple[str, ...]) -> Remo
 
 
 def _file_entry(item: Any) -> FileEntry | None:
-    """Path and size of a file; None for a folder, and for a path that is invalid in a repository."""
-    if not isinstance(item, dict) or item.get("type") != "file":
-        return None
-    path, lfs = item.get("path"), item.get("lfs")
+    """Path and size of a file in a tree; None for a folder, and for a path that is invalid in a repository."""
+    is_file = isinstance(item, dict) and item.get("type") == "file"
+    return stated_file(item, item.get("path")) if is_file else None
+
+
+def stated_file(item: Mapping[str, Any], path: Any) -> FileEntry | None:
+    """Path and size of a file that the hub describes; None for a path that is invalid in a repository."""
+    lfs = item.get("lfs")
     if not isinstance(path, str) or len(path) > MAX_PATH_CHARS or _ODD_PATH.search(path):
         return None
     # For a large file `size` may be the size of its Git LFS pointer.

@@ -110,7 +110,9 @@ def embed_on_ray(
     opening: Opening, terms: Terms, cluster: Cluster, batches: Iterator[Batch]
 ) -> EmbeddedBatches:
     """Embeds batches in the workers."""
-    with _connected_ray(cluster) as ray:
+    workers_here = cluster.workers_on(usable_cores() + _CPUS_OF_READER)
+    cpus = workers_here * cluster.threads + _CPUS_OF_READER
+    with connected_ray(cluster.address, cpus=cpus) as ray:
         workers = _Workers(ray, opening, terms, cluster)
         sent: deque[Any] = deque()
         failure: EdgekitError | None = None
@@ -131,14 +133,14 @@ def embed_on_ray(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _WorkerFailure:
+class WorkerFailure:
     """An error of a worker, as strings, because some exceptions cannot be pickled."""
 
     kind: str
     message: str
 
     @classmethod
-    def of(cls, error: EdgekitError) -> _WorkerFailure:
+    def of(cls, error: EdgekitError) -> WorkerFailure:
         return cls(kind=type(error).__name__, message=str(error))
 
     def to_error(self) -> EdgekitError:
@@ -160,12 +162,12 @@ class _Worker:
         return True
 
     def answer(self, batch: Batch) -> object:
-        """The batch with its vectors, or a _WorkerFailure."""
+        """The batch with its vectors, or a WorkerFailure."""
         try:
             self._embedder = self._embedder or self._opening.open()
             return embed_batch(self._embedder, batch, self._terms)
         except EdgekitError as error:
-            return _WorkerFailure.of(error)
+            return WorkerFailure.of(error)
 
 
 class _Workers:
@@ -237,7 +239,7 @@ def get_answer(ray: Any, answer: Any) -> Any:
         ) from error
     except ray.exceptions.RayError as error:
         raise EngineError(f"a Ray worker was lost: {_one_line_message(error)}") from error
-    if isinstance(result, _WorkerFailure):
+    if isinstance(result, WorkerFailure):
         raise result.to_error()
     return result
 
@@ -248,26 +250,22 @@ def _one_line_message(error: object) -> str:
 
 
 @contextmanager
-def _connected_ray(cluster: Cluster) -> Iterator[Any]:
-    """The ray module, connected to the cluster, or to a Ray started on this machine. Disconnects at the end."""
+def connected_ray(address: str, *, cpus: int) -> Iterator[Any]:
+    """The ray module, connected to the cluster, or to a Ray with `cpus` on this machine. Disconnects at the end."""
     ray = import_ray()
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     # Without this, the C++ code of Ray writes to our standard error.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    if cluster.address == LOCAL:
+    if address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        options |= {
-            "num_cpus": cluster.workers_on(usable_cores() + _CPUS_OF_READER) * cluster.threads
-            + _CPUS_OF_READER,
-            "include_dashboard": False,
-        }
+        options |= {"num_cpus": cpus, "include_dashboard": False}
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123 - no file
         try:  # Ray reports workers that it restarts on standard output, between our lines
             try:
                 with _silenced():  # Ray announces itself at every log level
-                    ray.init(address=cluster.address, **options)
+                    ray.init(address=address, **options)
             except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-                where = f"{cluster.address!r}: {_one_line_message(error)}"
+                where = f"{address!r}: {_one_line_message(error)}"
                 raise EngineError(f"cannot reach Ray at {where}") from error
             yield ray
         finally:

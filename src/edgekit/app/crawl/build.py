@@ -1,0 +1,290 @@
+"""`index build`: the steps of a crawl in their order, and how tasks are fetched on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+from edgekit import __version__
+from edgekit.app.crawl import files, geometry
+from edgekit.app.crawl.journal import NAME, Journal, discard
+from edgekit.app.crawl.listing import (
+    MAX_PAGES,
+    MAX_STALE_PAGES,
+    first_page,
+    read_entry,
+    read_page,
+)
+from edgekit.app.crawl.plan import geometry_task, left_out, model_of, needs_files
+from edgekit.app.crawl.rows import CRAWL_TABLES, Rows
+from edgekit.app.crawl.types import (
+    BuildOptions,
+    BuildReport,
+    Listed,
+    Outcome,
+    Status,
+    Task,
+    TaskKind,
+)
+from edgekit.errors import CancelledError, OutputError, RemoteBusyError, RemoteInspectError
+from edgekit.index.tables import (
+    CHECKSUMS_NAME,
+    SQLITE_NAME,
+    as_json,
+    import_pyarrow,
+    write_checksums,
+    write_parquet,
+    write_sqlite,
+)
+from edgekit.sources.address import hub_endpoint, redact
+from edgekit.sources.async_http import AsyncTransport, Tally, open_transport
+
+ROUNDS = 3  # of tasks whose server could not be reached
+MAX_UNREACHABLE = 100  # in a row: then the hub is down, and the rest would only wait
+BATCH = 64  # outcomes stored at once
+MAX_WAITING_S = 2.0  # before outcomes are stored
+_LISTED, _PLANNED = "listed", "planned"  # states of the journal after "page:ADDRESS"
+_PAGE = "page:"
+
+READERS = {TaskKind.FILES: files.read_task, TaskKind.GEOMETRY: geometry.read_task}
+
+
+def build(options: BuildOptions) -> BuildReport:
+    """Crawl the hub into the folder, or finish the crawl that is there. Raises EdgekitError.
+
+    The same answers of the hub give the same files, whatever their order, and however often the crawl was stopped.
+    RemoteInspectError if the hub cannot be reached: what was fetched stays in the folder.
+    """
+    started = time.monotonic()
+    hub = redact(hub_endpoint())
+    try:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        if options.restart:
+            discard(options.folder / NAME)
+    except OSError as error:
+        raise OutputError(f"{options.folder}: {error.strerror or error}") from error
+    import_pyarrow()  # missing? say so before hours of crawling, not after
+    tally = Tally()
+    job = as_json(
+        [hub, options.author, options.search, options.filters, options.limit, options.sizes]
+    )
+    with closing(Journal(options.folder / NAME, job)) as journal:
+        built = journal.state("built") or options.date
+        journal.set_state("built", built)
+        asyncio.run(_list(journal, options, tally))
+        if journal.state("step") == _LISTED:
+            needed = filter(
+                lambda item: needs_files(item, sizes=options.sizes), journal.repositories()
+            )
+            tasks = (Task(kind=TaskKind.FILES, name=item.name) for item in needed)
+            journal.add_tasks(tasks, state=("step", _PLANNED))
+        _fetch(journal, TaskKind.FILES, options, tally)
+        _plan(journal)
+        _fetch(journal, TaskKind.GEOMETRY, options, tally)
+        names = _write(journal, options, hub, built)
+        rows, problems = _counts(options.folder / SQLITE_NAME)
+        return BuildReport(
+            folder=options.folder,
+            files=names,
+            repositories=journal.count("listed"),
+            rows=rows,
+            models=rows["models"],
+            geometries=rows["geometries"],
+            problems=problems,
+            requests=tally.requests,
+            received_bytes=tally.received_bytes,
+            faults=dict(sorted(tally.faults.items())),
+            seconds=time.monotonic() - started,
+        )
+
+
+# -- the listing ---------------------------------------------------------------------------------
+
+
+async def _list(journal: Journal, options: BuildOptions, tally: Tally) -> None:
+    """Read the listing from where it stopped."""
+    step = journal.state("step") or f"{_PAGE}{first_page(options)}"
+    if not step.startswith(_PAGE):
+        return
+    stale = 0
+    async with open_transport(rate=options.rate) as transport:
+        try:
+            for _ in range(MAX_PAGES):
+                _check_cancelled(options)
+                entries, following = await read_page(transport, step.removeprefix(_PAGE))
+                read = [read_entry(entry) for entry in entries]
+                listed = [item for item in read if isinstance(item, Listed)]
+                invalid = [item for item in read if isinstance(item, str)]
+                step = _LISTED if following is None else f"{_PAGE}{following}"
+                new = journal.add_page(listed, invalid, state=("step", step), limit=options.limit)
+                total = journal.count("listed")
+                _show(options, f"listed {total:,} repositories")
+                stale = 0 if new else stale + 1
+                is_full = options.limit is not None and total >= options.limit
+                if is_full or stale == MAX_STALE_PAGES:
+                    step = _LISTED
+                    journal.set_state("step", step)
+                if step == _LISTED:
+                    return
+        finally:
+            tally.add(transport.tally)
+    raise RemoteInspectError(f"the listing has more than {MAX_PAGES:,} pages; check HF_ENDPOINT")
+
+
+# -- tasks ---------------------------------------------------------------------------------------
+
+
+def _plan(journal: Journal) -> None:
+    """Which repository belongs to which model, and one geometry to read for each model."""
+
+    def models() -> Iterator[tuple[str, str]]:
+        for item in journal.repositories():
+            yield item.name, model_of(item, journal.listed)
+
+    journal.set_models(models())
+
+    def tasks() -> Iterator[Task]:
+        for model, group in journal.repositories_of_models():
+            usable = [item for item in group if left_out(item, is_own=item.name == model) is None]
+            if usable:
+                yield geometry_task(model, usable)
+
+    journal.add_tasks(tasks(), state=("step", _PLANNED))
+
+
+def _fetch(journal: Journal, kind: TaskKind, options: BuildOptions, tally: Tally) -> None:
+    """Fetch every open task, here or on Ray, and try again what could not be reached."""
+    for _ in range(ROUNDS):
+        if not journal.count("tasks", f"kind = '{kind.value}' AND status IS NULL"):
+            return
+        progress = Progress(journal, kind, options)
+        if options.ray is not None:
+            from edgekit.app.crawl.on_ray import fetch_on_ray
+
+            fetch_on_ray(journal.open_tasks(kind), options, tally, progress.store)
+        else:
+            asyncio.run(_fetch_here(journal.open_tasks(kind), options, tally, progress.store))
+
+
+async def _fetch_here(
+    tasks: Iterator[Task],
+    options: BuildOptions,
+    tally: Tally,
+    store: Callable[[list[Outcome]], None],
+) -> None:
+    """Fetch the tasks over at most `at_once` connections, and store their outcomes in batches."""
+    async with open_transport(rate=options.rate) as transport:
+        try:
+            await fetch_tasks(tasks, transport, options, store)
+        finally:
+            tally.add(transport.tally)
+
+
+async def fetch_tasks(
+    tasks: Iterator[Task],
+    transport: AsyncTransport,
+    options: BuildOptions,
+    store: Callable[[list[Outcome]], None],
+) -> None:
+    waiting: list[Outcome] = []
+    stored = time.monotonic()
+    unreachable = 0
+
+    async def work() -> None:
+        nonlocal unreachable, stored
+        for task in tasks:  # the workers share the iterator
+            _check_cancelled(options)
+            outcome = await READERS[task.kind](task, transport)
+            waiting.append(outcome)
+            unreachable = unreachable + 1 if outcome.status is Status.UNREACHABLE else 0
+            if unreachable >= MAX_UNREACHABLE:
+                raise RemoteBusyError(
+                    f"{outcome.detail}; {unreachable} repositories in a row could not be read. What was read is kept"
+                )
+            if len(waiting) >= BATCH or time.monotonic() - stored > MAX_WAITING_S:
+                batch, waiting[:] = waiting[:], []
+                store(batch)
+                stored = time.monotonic()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(options.at_once):
+                group.create_task(work())
+    except* (RemoteInspectError, CancelledError, OutputError) as errors:
+        raise _first(errors) from None
+    finally:
+        store(waiting)
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first of the errors that the workers raised."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class Progress:
+    """Stores outcomes and counts them on the progress line."""
+
+    def __init__(self, journal: Journal, kind: TaskKind, options: BuildOptions) -> None:
+        self._journal, self._options = journal, options
+        self._what = "file lists" if kind is TaskKind.FILES else "geometries"
+        self._total = journal.count("tasks", f"kind = '{kind.value}' AND status IS NULL")
+        self._done = 0
+        self._started = time.monotonic()
+
+    def store(self, outcomes: list[Outcome]) -> None:
+        if outcomes:
+            self._journal.add_outcomes(outcomes)
+        self._done += len(outcomes)
+        rate = self._done / max(time.monotonic() - self._started, 0.001)
+        _show(
+            self._options,
+            f"{self._what}: {self._done:,} of {self._total:,} ({rate:,.0f} per second)",
+        )
+
+
+def _show(options: BuildOptions, line: str) -> None:
+    if options.progress is not None:
+        options.progress(line)
+
+
+def _check_cancelled(options: BuildOptions) -> None:
+    if options.cancelled is not None and options.cancelled.is_set():
+        raise CancelledError("cancelled")
+
+
+# -- the output ----------------------------------------------------------------------------------
+
+
+def _write(journal: Journal, options: BuildOptions, hub: str, built: str) -> tuple[str, ...]:
+    """Write the tables. The checksums come last, so that files without them are not complete."""
+    folder, index = options.folder, options.folder / SQLITE_NAME
+    try:
+        (folder / CHECKSUMS_NAME).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: {error.strerror or error}") from error
+    _show(options, "writing the tables")
+    tool = f"edgekit {__version__} index build"
+    rows = Rows(journal, hub, built, tool).tables()
+    write_sqlite(index, rows, tables=CRAWL_TABLES)
+    paths = (index, *write_parquet(index, folder, tables=CRAWL_TABLES))
+    sums = write_checksums(paths, folder)
+    return tuple(path.name for path in (*paths, sums))
+
+
+def _counts(index: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """The rows of each table, and the problems by status."""
+    with closing(sqlite3.connect(f"{index.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        rows = {
+            table.name: int(database.execute(f"SELECT count(*) FROM {table.name}").fetchone()[0])  # noqa: S608
+            for table in CRAWL_TABLES
+        }
+        query = "SELECT status, count(*) FROM problems GROUP BY status ORDER BY status"
+        problems = dict(database.execute(query).fetchall())
+    return rows, problems
