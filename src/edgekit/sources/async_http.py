@@ -349,6 +349,8 @@ async def _receive(
 
     reply.head = head
     if head.status not in READ_STATUSES:
+        if response.is_stream_consumed:  # huggingface_hub's hook reads short error messages
+            return
         with contextlib.suppress(httpx2.TransportError):  # only the head matters
             async for chunk in response.aiter_raw():
                 reply.received_bytes += len(chunk)

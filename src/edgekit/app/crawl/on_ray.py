@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from edgekit.app.crawl.types import BuildOptions, Outcome, Status, Task
 from edgekit.embed.bulk.ray_stage import LOCAL, WorkerFailure, connected_ray, get_answer
@@ -41,7 +42,7 @@ def fetch_on_ray(
         rate = None if options.rate is None else options.rate / workers
         terms = replace(options, rate=rate, progress=None, cancelled=None)
         remote = ray.remote(fetch_shard).options(num_cpus=1, max_retries=_RETRIES)
-        pending = set()
+        pending: set[Any] = set()  # Ray's references to answers
         unreachable = ""
         while True:
             while not unreachable and len(pending) < workers * _SHARDS_AHEAD:

@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S
 from tests.thoroughness import wide
 
 from edgekit.cli import main
-from edgekit.embed.bulk.ray_stage import Cluster, Opening, _WorkerFailure, get_answer
+from edgekit.embed.bulk.ray_stage import Cluster, Opening, WorkerFailure, get_answer
 from edgekit.errors import (
     EngineError,
     HeaderLimitError,
@@ -112,7 +112,7 @@ def test_ray_worker_refuses_a_missing_or_different_model(model: Path) -> None:
     ],
 )
 def test_ray_errors_keep_their_types(error: Any) -> None:
-    restored = _WorkerFailure.of(error).to_error()
+    restored = WorkerFailure.of(error).to_error()
     assert (type(restored), str(restored), restored.exit_code) == (
         type(error),
         str(error),
@@ -121,7 +121,7 @@ def test_ray_errors_keep_their_types(error: Any) -> None:
 
 
 def test_ray_error_of_an_unknown_type() -> None:
-    assert type(_WorkerFailure(kind="StrangeError", message="x").to_error()) is EngineError
+    assert type(WorkerFailure(kind="StrangeError", message="x").to_error()) is EngineError
 
 
 @pytest.mark.parametrize(
