@@ -67,7 +67,7 @@ http {{
         if ($fault = 503) {{ return 503; }}
         if ($fault = 500) {{ return 500; }}
         if ($fault = malformed) {{ return 200 '[{{"id": "cut/of'; }}
-        if ($fault = redirect) {{ return 307 $request_uri; }}
+        if ($fault = redirect) {{ return 307 $uri?$args&again=1; }}
         if ($fault = closed) {{ return 444; }}
         location = /api/models {{
             default_type application/json;
@@ -329,13 +329,16 @@ def _listed(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def serve_hub(root: Path, *, faults: bool = False) -> Iterator[SyntheticHub]:
-    """Nginx over what `write_hub` wrote."""
+def serve_hub(
+    root: Path, *, faults: bool = False, port: int | None = None
+) -> Iterator[SyntheticHub]:
+    """Nginx over what `write_hub` wrote. `port`: of an earlier nginx, whose address the index has."""
     (root / "temp").mkdir(exist_ok=True)
     pages = len(list((root / "www/listing").glob("page*.json")))
     drawn = " ".join(f"{percent}% {fault};" for fault, percent in FAULTS.items()) if faults else ""
     for _ in range(10):  # a port that is free now may be taken by the time nginx asks for it
-        port, cdn = _free_ports()
+        free, cdn = _free_ports()
+        port = port or free
         links = " ".join(
             f'"{page or ""}" \'<http://127.0.0.1:{port}/api/models?cursor={page + 1}>; rel="next"\';'
             for page in range(pages - 1)

@@ -1,0 +1,101 @@
+"""`index build`: crawl a hub into an index of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from edgekit.cli.console import is_terminal, show_progress
+from edgekit.cli.flags import Rows
+from edgekit.errors import RemoteInspectError, UsageError
+
+HUB = "hub"
+SOURCE_EXIT = RemoteInspectError.exit_code
+OPTIONS: Rows = {
+    "--out DIR": "folder for the index; a build that was stopped there continues",
+    "--from HUB": "hub (default: HF_ENDPOINT, or Hugging Face), or the address of another",
+    "which repositories": {
+        "--author NAME": "only those of this user or organisation",
+        "--search TEXT": "only those with this text in their names",
+        "--filter TAG...": "only those with this tag of the hub; repeat it for several",
+        "--limit N": "only the N most downloaded",
+    },
+    "requests": {
+        "--rate N": "requests per second, of all workers together (default: what the hub allows)",
+        "--at-once N": "requests at the same time (default 16)",
+        "--no-sizes": "do not ask for sizes of files that the listing does not state",
+    },
+    "several machines": {
+        "--ray ADDRESS": "fetch on the Ray cluster at this address; local: a Ray on this machine",
+        "--workers N": "workers on Ray (default: its CPUs)",
+    },
+    "--date DATE": "date of the index (default: today)",
+    "--restart": "discard what an earlier build left in the folder",
+}
+
+
+def run_build(arguments: argparse.Namespace) -> tuple[str, int]:
+    """Build the index; exit code 4 if part of the hub could not be reached."""
+    from edgekit.app.crawl.build import build
+    from edgekit.app.crawl.types import AT_ONCE, BuildOptions, Status
+    from edgekit.engines.flags import read_number
+    from edgekit.report.index_build import build_json, build_text
+    from edgekit.report.json import json_text
+
+    if arguments.out is None:
+        raise UsageError("index build needs --out DIR, a folder for the index")
+    source = getattr(arguments, "from") or HUB
+    if source != HUB:
+        if "://" not in source:
+            raise UsageError(
+                f"--from must be hub or an address with https:// (got {source[:60]!r})"
+            )
+        os.environ["HF_ENDPOINT"] = source
+    shows = is_terminal(sys.stderr) and not arguments.json
+    options = BuildOptions(
+        folder=Path(arguments.out).expanduser(),
+        date=_date(arguments.date),
+        author=arguments.author,
+        search=arguments.search,
+        filters=tuple(arguments.filter),
+        limit=read_number("--limit", arguments.limit, 1),
+        sizes=not arguments.no_sizes,
+        restart=arguments.restart,
+        rate=_rate(arguments.rate),
+        at_once=read_number("--at-once", arguments.at_once, 1, 256) or AT_ONCE,
+        ray=arguments.ray,
+        workers=read_number("--workers", arguments.workers, 1, 4096),
+        progress=show_progress if shows else None,
+    )
+    try:
+        report = build(options)
+    finally:
+        if shows:
+            show_progress("")
+    code = SOURCE_EXIT if Status.UNREACHABLE.value in report.problems else 0
+    return (json_text(build_json(report)) if arguments.json else build_text(report)), code
+
+
+def _date(text: str | None) -> str:
+    if text is None:
+        return datetime.now(tz=UTC).date().isoformat()
+    if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text) is None:
+        raise UsageError(f"--date must be like 2026-11-18 (got {text[:40]!r})")
+    return text
+
+
+def _rate(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not (rate > 0 and math.isfinite(rate)):
+        raise UsageError(f"--rate must be a number of requests per second (got {text[:40]!r})")
+    return rate
