@@ -109,10 +109,21 @@ class SyntheticHub:
         return counts
 
 
-def write_hub(root: Path, repositories: int, *, seed: int = 1) -> None:
-    """Write what nginx serves: pages of the listing, file lists, configs and headers."""
+def write_hub(
+    root: Path,
+    repositories: int,
+    *,
+    shapes: int | None = None,
+    per_page: int = PER_PAGE,
+    seed: int = 1,
+) -> None:
+    """Write what nginx serves: pages of the listing, file lists, configs and headers.
+
+    `shapes`: how many different configs and headers to use; None: all.
+    """
     chance = random.Random(seed)
     configs, headers = _shapes(root)
+    configs, headers = configs[::-VARIANTS][:shapes] if shapes else configs, headers[:shapes]
     entries: list[dict[str, Any]] = []
     originals: list[dict[str, Any]] = []
     for number in range(repositories):
@@ -130,10 +141,10 @@ def write_hub(root: Path, repositories: int, *, seed: int = 1) -> None:
     entries.sort(key=lambda entry: (-entry["downloads"], entry["id"]))
     folder = root / "www/listing"
     folder.mkdir(parents=True)
-    for page, start in enumerate(range(0, max(len(entries), 1), PER_PAGE)):
+    for page, start in enumerate(range(0, max(len(entries), 1), per_page)):
         name = f"page{page or ''}.json"
         (folder / name).write_text(
-            json.dumps([_listed(e) for e in entries[start : start + PER_PAGE]])
+            json.dumps([_listed(e) for e in entries[start : start + per_page]])
         )
 
 

@@ -23,9 +23,10 @@ def build_json(report: BuildReport) -> Json:
 
 def build_text(report: BuildReport) -> str:
     """What was built, what is missing, and what it took."""
+    received, folder = format_bytes(report.received_bytes), report.folder
     lines = [
-        f"{report.folder}: {report.models:,} models, {report.geometries:,} geometries",
-        f"{report.repositories:,} repositories, {report.requests:,} requests, {format_bytes(report.received_bytes)}, {report.seconds:,.0f} s",
+        f"{folder}: {report.models:,} models, {report.geometries:,} geometries",
+        f"{report.repositories:,} repositories, {report.requests:,} requests, {received}, {report.seconds:,.0f} s",
     ]
     if report.problems:
         counts = ", ".join(f"{count:,} {status}" for status, count in report.problems.items())
