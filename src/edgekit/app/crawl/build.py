@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from edgekit import __version__
-from edgekit.app.crawl import files, geometry
+from edgekit.app.crawl.fetch import check_cancelled, fetch_tasks
 from edgekit.app.crawl.journal import NAME, Journal, discard
 from edgekit.app.crawl.listing import (
     MAX_PAGES,
@@ -26,11 +26,10 @@ from edgekit.app.crawl.types import (
     BuildReport,
     Listed,
     Outcome,
-    Status,
     Task,
     TaskKind,
 )
-from edgekit.errors import CancelledError, OutputError, RemoteBusyError, RemoteInspectError
+from edgekit.errors import OutputError, RemoteInspectError
 from edgekit.index.tables import (
     CHECKSUMS_NAME,
     SQLITE_NAME,
@@ -41,16 +40,11 @@ from edgekit.index.tables import (
     write_sqlite,
 )
 from edgekit.sources.address import hub_endpoint, redact
-from edgekit.sources.async_http import AsyncTransport, Tally, open_transport
+from edgekit.sources.async_http import Tally, open_transport
 
 ROUNDS = 3  # of tasks whose server could not be reached
-MAX_UNREACHABLE = 100  # in a row: then the hub is down, and the rest would only wait
-BATCH = 64  # outcomes stored at once
-MAX_WAITING_S = 2.0  # before outcomes are stored
 _LISTED, _PLANNED = "listed", "planned"  # states of the journal after "page:ADDRESS"
 _PAGE = "page:"
-
-READERS = {TaskKind.FILES: files.read_task, TaskKind.GEOMETRY: geometry.read_task}
 
 
 def build(options: BuildOptions) -> BuildReport:
@@ -114,7 +108,7 @@ async def _list(journal: Journal, options: BuildOptions, tally: Tally) -> None:
     async with open_transport(rate=options.rate) as transport:
         try:
             for _ in range(MAX_PAGES):
-                _check_cancelled(options)
+                check_cancelled(options)
                 entries, following = await read_page(transport, step.removeprefix(_PAGE))
                 read = [read_entry(entry) for entry in entries]
                 listed = [item for item in read if isinstance(item, Listed)]
@@ -184,50 +178,6 @@ async def _fetch_here(
             tally.add(transport.tally)
 
 
-async def fetch_tasks(
-    tasks: Iterator[Task],
-    transport: AsyncTransport,
-    options: BuildOptions,
-    store: Callable[[list[Outcome]], None],
-) -> None:
-    waiting: list[Outcome] = []
-    stored = time.monotonic()
-    unreachable = 0
-
-    async def work() -> None:
-        nonlocal unreachable, stored
-        for task in tasks:  # the workers share the iterator
-            _check_cancelled(options)
-            outcome = await READERS[task.kind](task, transport)
-            waiting.append(outcome)
-            unreachable = unreachable + 1 if outcome.status is Status.UNREACHABLE else 0
-            if unreachable >= MAX_UNREACHABLE:
-                raise RemoteBusyError(
-                    f"{outcome.detail}; {unreachable} repositories in a row could not be read. What was read is kept"
-                )
-            if len(waiting) >= BATCH or time.monotonic() - stored > MAX_WAITING_S:
-                batch, waiting[:] = waiting[:], []
-                store(batch)
-                stored = time.monotonic()
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(options.at_once):
-                group.create_task(work())
-    except* (RemoteInspectError, CancelledError, OutputError) as errors:
-        raise _first(errors) from None
-    finally:
-        store(waiting)
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first of the errors that the workers raised."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 class Progress:
     """Stores outcomes and counts them on the progress line."""
 
@@ -252,11 +202,6 @@ class Progress:
 def _show(options: BuildOptions, line: str) -> None:
     if options.progress is not None:
         options.progress(line)
-
-
-def _check_cancelled(options: BuildOptions) -> None:
-    if options.cancelled is not None and options.cancelled.is_set():
-        raise CancelledError("cancelled")
 
 
 # -- the output ----------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from edgekit.app.crawl.fetch import fetch_tasks
 from edgekit.app.crawl.types import BuildOptions, Outcome, Status, Task
 from edgekit.embed.bulk.ray_stage import LOCAL, WorkerFailure, connected_ray, get_answer
-from edgekit.engines.native.buffers import usable_cores
 from edgekit.errors import EdgekitError, RemoteBusyError
 from edgekit.sources.address import hub_endpoint
 from edgekit.sources.async_http import Tally, open_transport
@@ -35,7 +35,7 @@ def fetch_on_ray(
 ) -> None:
     """Fetch the tasks in the workers and store their outcomes as they come. Raises EngineError if Ray fails."""
     address = options.ray or LOCAL
-    wanted = options.workers or usable_cores()
+    wanted = options.workers or os.cpu_count() or 1
     with connected_ray(address, cpus=wanted) as ray:
         cpus = int(ray.cluster_resources().get("CPU", 1))
         workers = options.workers or max(cpus, 1)
@@ -67,8 +67,6 @@ def fetch_on_ray(
 
 def fetch_shard(shard: list[Task], options: BuildOptions, hub: str) -> Answer | WorkerFailure:
     """Runs in a worker. An error is an answer too, because some exceptions cannot be pickled."""
-    from edgekit.app.crawl.build import fetch_tasks
-
     os.environ["HF_ENDPOINT"] = hub
     outcomes: list[Outcome] = []
     tally = Tally()
