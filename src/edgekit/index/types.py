@@ -1,15 +1,16 @@
-"""The value types of the catalog: entries, sizes, measured speeds and sources."""
+"""The value types of the index: entries, sizes, measured speeds and sources."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from edgekit.units import Basis
 
-if TYPE_CHECKING:  # the catalog does not depend on formats at run time
+if TYPE_CHECKING:  # the index does not depend on formats at run time
     from edgekit.formats.types import Value
 
 
@@ -51,13 +52,26 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredHeader:
+    """What a model is rebuilt from: keys and tensors of a GGUF, keys of a config.json, or both."""
+
+    keys: Mapping[str, Value] = field(default_factory=dict, repr=False)
+    tensors: tuple[str, ...] = field(default=(), repr=False)  # lines of tensor_runs.py
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+NO_HEADER = StoredHeader(keys=MappingProxyType({}), config=MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """A known model; fields that are None are unknown."""
 
     id: str
-    repository: str | None = None  # on the hub
+    repository: str | None = None  # the publisher's, on the hub
+    publisher: str | None = None
     family: str
-    architecture: str  # as in the file
+    architecture: str  # as in the file; empty if unknown
     parameters: int | None = None
     active_parameters: int | None = None  # used per token
     native_context: int | None = None
@@ -66,12 +80,16 @@ class Entry:
     licence: str | None = None
     released: str | None = None  # "2025-05-14"
     not_before: str | None = None  # the earliest possible release, from its files
+    base_model: str | None = None  # a repository on the hub, if a source states it
+    uses: float = 0.0  # how many people use it, on a scale of its own: only the order counts
     sizes: tuple[Size, ...] = ()  # the largest first
     speeds: tuple[MeasuredSpeed, ...] = ()
-    # The data to rebuild the model from: keys and tensors of a GGUF, keys of a config.json, or both.
-    keys: Mapping[str, Value] = field(default_factory=dict, repr=False, hash=False)
-    tensors: tuple[str, ...] = field(default=(), repr=False)  # lines of tensor_runs.py
-    config: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    # EXACT: the geometry is the model's own, or proved equal. ASSUMED: it was put together from partial numbers, or
+    # there is none.
+    basis: Basis = Basis.EXACT
+    forms: tuple[str, ...] = ()  # of the stored header: "gguf", "config"
+    header: StoredHeader | None = field(default=None, repr=False, hash=False)  # of a user's entry
+    geometry: int | None = None  # number of the header in the index file; None: see `header`
     sources: Mapping[str, Source] = field(default_factory=dict, repr=False, hash=False)  # by field
     reference: str = ""  # the source of a user's entry; empty: EdgeKit's own
 
@@ -79,13 +97,17 @@ class Entry:
     def is_users(self) -> bool:
         return bool(self.reference)
 
+    @property
+    def has_geometry(self) -> bool:
+        return self.header is not None or self.geometry is not None
+
     def size(self, mix: str) -> Size | None:
         return next((size for size in self.sizes if size.mix == mix), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Catalog:
-    """All entries, sorted by id, and a sentence for each one that could not be read."""
+class Index:
+    """Entries sorted by id, and a sentence for each one that could not be read."""
 
     entries: tuple[Entry, ...] = field(repr=False)
     problems: tuple[str, ...] = ()
