@@ -218,11 +218,14 @@ def answers(question: Question) -> dict[str, Answer]:
 
 def _folder(home: str, name: str) -> str:
     """A downloaded folder without the weights."""
+    from edgekit.index.database import header_of
     from edgekit.index.names import find_entry
 
     folder = Path(home, name)
     folder.mkdir()
-    folder.joinpath("config.json").write_text(json.dumps(find_entry(name).config, default=dict))
+    folder.joinpath("config.json").write_text(
+        json.dumps(header_of(find_entry(name)).config, default=dict)
+    )
     return str(folder)
 
 
@@ -292,15 +295,15 @@ def _of_plan(answer: Json) -> Answer:
 
 def _recommend(question: Question) -> Answer:
     """With a catalog of this model only, so that nothing else is listed."""
-    from edgekit.index import read_catalog
+    from edgekit.index import read_index
 
     if question.flags.keys() - RECOMMEND_FLAGS or question.engine == AUTO:
         return CANNOT_ASK
-    catalog = read_catalog()
+    catalog = read_index()
     single = replace(
         catalog, entries=tuple(entry for entry in catalog.entries if entry.id == question.model)
     )
-    with mock.patch("edgekit.app.recommend.read_catalog", return_value=single):
+    with mock.patch("edgekit.app.recommend.read_index", return_value=single):
         answer = _command("recommend", "--task", question.task, *question.words)
     if "error" in answer:
         return Answer(verdict=answer["error"]["type"])

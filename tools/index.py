@@ -1,727 +1,719 @@
-"""Recorded headers and public configs -> src/edgekit/index/models.jsonl.
+"""Everything known about models -> src/edgekit/index/index.sqlite.
 
-Usage: python tools/index.py [COLLECTION] [--docs FOLDER ...] [--versions FILE]
+Usage: python tools/index.py DATA [--built 2026-11-18] [--output FILE]
 
-COLLECTION holds models.json with headers/, and configs/ with index.jsonl; the default is EDGEKIT_TRUTH. Folders
-have pages that date families and name repositories: docs/source/en/model_doc of transformers, and one with
-docs/models/supported_models.md and tests/models/registry.py of vLLM. FILE has a line "v4.47.0 2024-12-05" for every tag
-of transformers: a config names the version that wrote it, and no model is older than its config. Without them
-the present dates and repositories stay. Prints each model that is left out, with the reason.
+DATA has names, repos, aliases, ollama_tags, quality and quant_loss (.jsonl.gz), each row with its sources and their
+licences. tools/index_data has what was read from models' own headers:
 
-Only the fields of a config that EdgeKit reads are stored. A header and a config that agree are one entry.
+- recorded.jsonl: models whose GGUF header or config.json was recorded, with the source of every fact; originals.tsv:
+  their repositories
+- geometries.jsonl.gz: configs of other models (tools/geometries.py), and which models are proved equal to them
+
+Only rows of which at least one source has a licence are written. A model's geometry is "exact" if its own header or
+config is at hand, or that of a model with equal numbers which a source states to be its base or a variant of it.
+Otherwise it is put together from the partial numbers of DATA and a config of the same architecture ("assumed"), if the
+parameters that follow are those of the model; or there is none.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import hashlib
 import json
-import os
 import re
-import sys
-import tempfile
-from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import replace
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import cache, lru_cache
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from edgekit.app.index import AS_STORED, facts_of
-from edgekit.bill.types import Load, weakest
-from edgekit.engines import engine_named, engine_names
-from edgekit.engines.entries import open_entry
-from edgekit.engines.llamacpp.conversion import source_model
-from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.mlx.setups import MlxSetup
-from edgekit.engines.native.stream_plan import StreamSetup
-from edgekit.engines.vllm.types import VllmSetup
+from edgekit.app.index import facts_of
 from edgekit.errors import EdgekitError
-from edgekit.index.records import record_of
-from edgekit.index.store import PATH, packaged_entries
-from edgekit.index.tensor_runs import runs_of
-from edgekit.index.types import Entry, ModelPurpose, Source
-from edgekit.model import open_config, open_model
-from edgekit.model.types import Model, ModelGeometry, attention_of
+from edgekit.formats.mixes import mix_by_name
+from edgekit.index.database import PACKAGED
+from edgekit.index.names import family_of, id_of, is_base_name, spellings
+from edgekit.index.records import forms_of, header_json, is_id, read_record
+from edgekit.index.tables import SCHEMA, Cell, as_json, write_sqlite
+from edgekit.index.types import Entry, ModelPurpose, Size, Source, StoredHeader
+from edgekit.model import open_config
+from edgekit.model.tensors import expected_tensors
 from edgekit.units import Basis
 
 ROOT = Path(__file__).parents[1]
-TRUTH = Path(os.environ.get("EDGEKIT_TRUTH", ROOT.parent / "shared" / "truth"))
-SETUPS: Mapping[str, Any] = {
-    "llama.cpp": LlamaCppSetup(mix="Q4_K_M"),
-    "vllm": VllmSetup(),
-    "mlx": MlxSetup(),
-    "stream": StreamSetup(),
+OWN_DATA = ROOT / "tools" / "index_data"
+READ_ON = "2026-11-16"  # when the facts of DATA were gathered
+NO_LICENCE = "none stated"
+PURPOSES = {
+    "chat": ModelPurpose.CHAT,
+    "code": ModelPurpose.CODE,
+    "reason": ModelPurpose.REASONING,
+    "vision": ModelPurpose.VISION,
+    "embedding": ModelPurpose.EMBEDDING,
 }
-
-# Config of a published model -> its id. The others of the collection are fine-tunes, tests, models of unknown size,
-# duplicates, configs changed by a project (executorch: other windows and model_types), and repositories of quantised
-# weights that are marked only in another file, or whose original is here.
-CONFIGS = {
-    # the same model as a recorded header
-    "CohereForAI__c4ai-command-r-v01": "command-r-35b",
-    "HuggingFaceTB__SmolLM3-3B": "smollm3-3b",
-    "LiquidAI__LFM2-1.2B": "lfm2-1.2b",
-    "Qwen__Qwen3-0.6B": "qwen3-0.6b",
-    "Qwen__Qwen3-30B-A3B": "qwen3-30b-a3b",
-    "Qwen__Qwen3-8B": "qwen3-8b",
-    "Qwen__Qwen3.5-27B": "qwen3.5-27b",
-    "TinyLlama_v1.1": "tinyllama-1.1b",
-    "deepseek-ai__DeepSeek-V3": "deepseek-v3",
-    "deepseek-v2-lite": "deepseek-v2-lite",
-    "gemma3": "gemma-3-27b",
-    "gemma3_1b_it": "gemma-3-1b",
-    "google__gemma-2-2b": "gemma-2-2b",
-    "gpt-oss-20b": "gpt-oss-20b",
-    "meta-llama__Llama-3.2-1B": "llama-3.2-1b",
-    "meta-llama__Llama-4-Scout-17B-16E-Instruct": "llama-4-scout",
-    "meta-llama__Meta-Llama-3.1-70B": "llama-3.1-70b",
-    "meta-llama__Meta-Llama-3.1-8B": "llama-3.1-8b",
-    "mistralai__Mixtral-8x7B-v0.1": "mixtral-8x7b",
-    "olmo2_modular": "olmo-2-7b",
-    "phi3.v2": "phi-3-mini-128k",
-    "qwen2.5_0.5b": "qwen2.5-0.5b",
-    "qwen2.5_1.5b": "qwen2.5-1.5b",
-    "qwen2.5_7b": "qwen2.5-7b",
-    # configs alone
-    "Alibaba-NLP__gte-Qwen2-7B-instruct": "gte-qwen2-7b-instruct",
-    "HuggingFaceTB__SmolLM-1.7B": "smollm-1.7b",
-    "LFM2.5-VL-1.6B": "lfm2.5-vl-1.6b",
-    "Meta-Llama-3-8B": "llama-3-8b",
-    "MiniMaxAI__MiniMax-M2.5": "minimax-m2.5",
-    "MiniMaxAI__MiniMax-M2.7": "minimax-m2.7",
-    "MiniMaxAI__MiniMax-M3": "minimax-m3",
-    "Mistral-7B-Instruct-v0.3": "mistral-7b-instruct-v0.3",
-    "Qwen2-1.5B-Instruct": "qwen2-1.5b-instruct",
-    "Qwen2-7B-Instruct": "qwen2-7b-instruct",
-    "Qwen2.5-3B": "qwen2.5-3b",
-    "Qwen2.5-VL-32B-Instruct": "qwen2.5-vl-32b-instruct",
-    "Qwen2.5-VL-72B-Instruct": "qwen2.5-vl-72b-instruct",
-    "Qwen3.6-27B": "qwen3.6-27b",
-    "Qwen__Qwen-7B": "qwen-7b",
-    "Qwen__Qwen3-1.7B": "qwen3-1.7b",
-    "Qwen__Qwen3-235B-A22B-FP8": "qwen3-235b-a22b-fp8",
-    "Qwen__Qwen3-32B": "qwen3-32b",
-    "Qwen__Qwen3-Coder-480B-A35B-Instruct": "qwen3-coder-480b-a35b-instruct",
-    "Qwen__Qwen3-VL-2B-Instruct": "qwen3-vl-2b-instruct",
-    "Qwen__Qwen3-VL-30B-A3B-Instruct": "qwen3-vl-30b-a3b-instruct",
-    "Qwen__Qwen3-VL-32B-Instruct": "qwen3-vl-32b-instruct",
-    "Qwen__Qwen3-VL-4B-Instruct": "qwen3-vl-4b-instruct",
-    "Qwen__Qwen3.5-122B-A10B": "qwen3.5-122b-a10b",
-    "Qwen__Qwen3.5-397B-A17B": "qwen3.5-397b-a17b",
-    "RedPajama-INCITE-7B-Base": "redpajama-incite-7b-base",
-    "THUDM__chatglm3-6b.v2": "chatglm3-6b",
-    "THUDM__glm-4-9b-chat": "glm-4-9b",  # its window is that of the base model
-    "XiaomiMiMo__MiMo-V2-Flash": "mimo-v2-flash",
-    "baichuan-inc__Baichuan2-7B-Chat.v2": "baichuan2-7b-chat",
-    "bloom": "bloom",
-    "codellama-34b-instruct-hf": "codellama-34b-instruct",
-    "dbrx": "dbrx",
-    "deepseek-ai__DeepSeek-R1": "deepseek-r1",
-    "deepseek-ai__DeepSeek-V4-Flash": "deepseek-v4-flash",
-    "deepseek-ai__DeepSeek-V4-Pro": "deepseek-v4-pro",
-    "deepseek-ai__Janus-1.3B": "janus-1.3b",
-    "deepseek-ai__deepseek-vl2-tiny": "deepseek-vl2-tiny",
-    "falcon-180B-chat": "falcon-180b-chat",
-    "gemma-4-12B-it": "gemma-4-12b-it",
-    "gemma-4-31B-it": "gemma-4-31b-it",
-    "gemma-4-E2B-it": "gemma-4-e2b-it",
-    "glm45_rtp-llm": "glm-4.5",
-    "google__gemma-4-26B-A4B": "gemma-4-26b-a4b",
-    "google__gemma-7b": "gemma-7b",
-    "granite-3.1-1b-a400m-instruct": "granite-3.1-1b-a400m-instruct",
-    "granite-3b-code-instruct-128k": "granite-3b-code-instruct-128k",
-    "gte-small": "gte-small",
-    "internlm-20b": "internlm-20b",
-    "internlm__internlm2-7b": "internlm2-7b",
-    "intfloat__e5-mistral-7b-instruct": "e5-mistral-7b-instruct",
-    "jina-embeddings-v2-base-en": "jina-embeddings-v2-base-en",
-    "llama-7b-hf": "llama-7b",
-    "llava-hf__llava-1.5-7b-hf": "llava-1.5-7b",
-    "meta-llama__Llama-3.2-3B": "llama-3.2-3b",
-    "meta-llama__Meta-Llama-3.1-405B": "llama-3.1-405b",
-    "microsoft__Phi-3-small-8k-instruct": "phi-3-small-8k-instruct",
-    "microsoft__Phi-3-vision-128k-instruct": "phi-3-vision-128k-instruct",
-    "microsoft__Phi-3.5-MoE-instruct": "phi-3.5-moe-instruct",
-    "microsoft__Phi-mini-MoE-instruct": "phi-mini-moe-instruct",
-    "mistral-nemo-instruct-2407": "mistral-nemo-instruct-2407",
-    "mistralai__Devstral-Small-2507": "devstral-small-2507",
-    "mistralai__Mixtral-8x22B-v0.1": "mixtral-8x22b-v0.1",
-    "moonshotai__Kimi-K2-Instruct": "kimi-k2-instruct",
-    "moonshotai__Kimi-K3": "kimi-k3",
-    "nvidia__Kimi-K2.6-NVFP4": "kimi-k2.6-nvfp4",
-    "nvidia__Kimi-K2.7-Code-NVFP4": "kimi-k2.7-code-nvfp4",
-    "nvidia__Llama-3_3-Nemotron-Super-49B-v1": "llama-3.3-nemotron-super-49b-v1",
-    "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "nemotron-3-nano-30b-a3b",
-    "nvidia__NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": "nemotron-3-ultra-550b-a55b",
-    "openai__gpt-oss-120b": "gpt-oss-120b",
-    "openbmb__MiniCPM3-4B": "minicpm3-4b",
-    "phi-4": "phi-4",
-    "qwen2.5_14b": "qwen2.5-14b",
-    "qwen2.5_32b": "qwen2.5-32b",
-    "qwen2.5_72b": "qwen2.5-72b",
-    "qwen2_5vl_3b": "qwen2.5-vl-3b-instruct",
-    "qwen2_vl_2b": "qwen2-vl-2b-instruct",
-    "qwen3-14b": "qwen3-14b",
-    "qwen3_4b": "qwen3-4b",
-    "qwen3_embedding_8b": "qwen3-embedding-8b",
-    "qwen3_vl_235b": "qwen3-vl-235b-a22b-instruct",
-    "stepfun-ai__Step-3.7-Flash": "step-3.7-flash",
-    "tiiuae__falcon-40b": "falcon-40b",
-    "xverse__XVERSE-7B": "xverse-7b",
-    "yi-34b": "yi-34b",
-    "zai-org__GLM-5.1": "glm-5.1",
-    "zai-org__GLM-5.2": "glm-5.2",
-}
+# Mixes whose sizes are estimated for a model of which only the number of parameters is known.
+USUAL_MIXES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "Q2_K")
 
 
-class SameShape(NamedTuple):
-    """A model with the shape of another entry: the differences, and the source of its numbers."""
-
-    of: str
-    repository: str
-    released: str
-    source: str
-    keys: Mapping[str, Any] = {}  # of the GGUF, without the prefix of the architecture
-    config: Mapping[str, Any] = {}
-    forms: tuple[str, ...] = (
-        "keys",
-        "config",
-    )  # of the other entry, if they describe this model too
+# --- sources
 
 
-_LLMFIT = "llmfit 1.1.17's table of hub models (MIT) has the numbers of {} for it"
-_LONG: dict[str, Any] = {
-    "keys": {"context_length": 262144},
-    "config": {"max_position_embeddings": 262144},
-}
-_CODER: dict[str, Any] = {"config": {"max_position_embeddings": 32768}, "forms": ("config",)}
-SAME_SHAPE = {
-    "deepseek-r1-distill-llama-70b": SameShape(
-        "llama-3.1-70b", "deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "2025-01-20", _LLMFIT
-    ),
-    "deepseek-r1-distill-llama-8b": SameShape(
-        "llama-3.1-8b", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "2025-01-20", _LLMFIT
-    ),
-    "deepseek-r1-distill-qwen-14b": SameShape(
-        "qwen2.5-14b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", "2025-01-20", _LLMFIT
-    ),
-    "deepseek-r1-distill-qwen-32b": SameShape(
-        "qwen2.5-32b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "2025-01-20", _LLMFIT
-    ),
-    "deepseek-r1-distill-qwen-7b": SameShape(
-        "qwen2.5-7b",
-        "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
-        "2025-01-20",
-        _LLMFIT,
-        keys={"context_length": 131072},
-    ),
-    "gemma-3-12b": SameShape(
-        "gemma-3-27b",
-        "google/gemma-3-12b-it",
-        "2025-03-12",
-        "the numbers of the 12B in transformers' convert_gemma3_weights.py (Apache-2.0), the rest as in {}",
-        config={
-            "text_config": {
-                "head_dim": 256,
-                "hidden_size": 3840,
-                "intermediate_size": 15360,
-                "num_attention_heads": 16,
-                "num_hidden_layers": 48,
-                "num_key_value_heads": 8,
-            }
-        },
-        forms=("config",),
-    ),
-    "llama-3.3-70b": SameShape(
-        "llama-3.1-70b",
-        "meta-llama/Llama-3.3-70B-Instruct",
-        "2024-12-06",
-        "litgpt's config.py (Apache-2.0) has the numbers of {} for it",
-    ),
-    "mistral-small-3.1-24b": SameShape(
-        "mistral-small-24b",
-        "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
-        "2025-03-11",
-        _LLMFIT,
-        keys={"context_length": 131072, "rope.freq_base": 1e9},
-    ),
-    "mistral-small-3.2-24b": SameShape(
-        "mistral-small-24b",
-        "mistralai/Mistral-Small-3.2-24B-Instruct-2506",
-        "2025-06-20",
-        "its publisher calls it an update of Mistral Small 3.1, which has the numbers of {}",
-        keys={"context_length": 131072, "rope.freq_base": 1e9},
-    ),
-    "qwen2.5-coder-14b-instruct": SameShape(
-        "qwen2.5-14b", "Qwen/Qwen2.5-Coder-14B-Instruct", "2024-11-06", _LLMFIT, **_CODER
-    ),
-    "qwen2.5-coder-32b-instruct": SameShape(
-        "qwen2.5-32b", "Qwen/Qwen2.5-Coder-32B-Instruct", "2024-11-06", _LLMFIT, **_CODER
-    ),
-    "qwen2.5-coder-7b-instruct": SameShape(
-        "qwen2.5-7b",
-        "Qwen/Qwen2.5-Coder-7B-Instruct",
-        "2024-09-17",
-        _LLMFIT,
-        config={"max_position_embeddings": 32768},
-    ),
-    "qwen3-30b-a3b-instruct-2507": SameShape(
-        "qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B-Instruct-2507", "2025-07-21", _LLMFIT, **_LONG
-    ),
-    "qwen3-30b-a3b-thinking-2507": SameShape(
-        "qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B-Thinking-2507", "2025-07-21", _LLMFIT, **_LONG
-    ),
-    "qwen3-4b-instruct-2507": SameShape(
-        "qwen3-4b", "Qwen/Qwen3-4B-Instruct-2507", "2025-08-05", _LLMFIT, **_LONG
-    ),
-    "qwen3-4b-thinking-2507": SameShape(
-        "qwen3-4b", "Qwen/Qwen3-4B-Thinking-2507", "2025-08-05", _LLMFIT, **_LONG
-    ),
-    "qwen3-coder-30b-a3b-instruct": SameShape(
-        "qwen3-30b-a3b", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "2025-07-31", _LLMFIT, **_LONG
-    ),
-    "qwen3-coder-next": SameShape(
-        "qwen3-next-80b-a3b", "Qwen/Qwen3-Coder-Next", "2026-02-03", _LLMFIT
-    ),
-    "qwq-32b": SameShape(
-        "qwen2.5-32b",
-        "Qwen/QwQ-32B",
-        "2025-03-05",
-        _LLMFIT,
-        config={"max_position_embeddings": 40960},
-    ),
-}
+@dataclass
+class Sources:
+    """The table of sources: each has a number, in the order of first use."""
 
-PAPER, LIBRARY = "published in HF papers on", "contributed to Hugging Face Transformers on"
-# Start of an id, page of transformers' documentation, and which of its two dates is near the release: the paper may be
-# that of an older generation, and the library may add a model years later.
-DATES = (
-    ("llama-2-", "llama2", PAPER),
-    ("llama-3-", "llama3", LIBRARY),
-    ("llama-3.1-", "llama3", PAPER),
-    ("llama-4-", "llama4", LIBRARY),
-    ("llama-7b", "llama", PAPER),
-    ("codellama-", "code_llama", PAPER),
-    ("qwen2-vl-", "qwen2_vl", LIBRARY),
-    ("qwen2.5-vl-", "qwen2_5_vl", LIBRARY),
-    ("qwen2-", "qwen2", PAPER),
-    ("qwen3-vl-", "qwen3_vl", LIBRARY),
-    ("qwen3-next-", "qwen3_next", LIBRARY),
-    ("qwen3-coder-", "", ""),
-    ("qwen3-embedding-", "", ""),
-    ("qwen3-", "qwen3", PAPER),
-    ("qwen3.5-", "qwen3_5", LIBRARY),
-    ("gemma-2-", "gemma2", LIBRARY),
-    ("gemma-3-", "gemma3", LIBRARY),
-    ("gemma-4-", "gemma4", LIBRARY),
-    ("gemma-7b", "gemma", LIBRARY),
-    ("gpt-oss-", "gpt_oss", LIBRARY),
-    ("deepseek-v2-", "deepseek_v2", PAPER),
-    ("deepseek-v3", "deepseek_v3", PAPER),
-    ("deepseek-v4-", "deepseek_v4", LIBRARY),
-    ("phi-3-", "phi3", PAPER),
-    ("mistral-7b-v0.1", "mistral", LIBRARY),
-    ("mixtral-8x7b", "mixtral", LIBRARY),
-    ("olmo-2-7b", "olmo2", LIBRARY),
-    ("lfm2-", "lfm2", LIBRARY),
-    ("mamba-", "mamba", PAPER),
-    ("smollm3-", "smollm3", LIBRARY),
-    ("starcoder2-", "starcoder2", LIBRARY),
-    ("command-r-35b", "cohere", LIBRARY),
-    ("command-r7b", "cohere2", LIBRARY),
-    ("glm-4.5", "glm4_moe", LIBRARY),
-    ("mimo-v2-flash", "mimo_v2_flash", LIBRARY),
-    ("step-3.7-", "step3p7", LIBRARY),
-    ("dbrx", "dbrx", LIBRARY),
-    ("bloom", "bloom", LIBRARY),
-)
+    numbers: dict[tuple[str, str, str | None, str | None], int] = field(default_factory=dict)
+
+    def number(self, source: Source) -> int:
+        key = (source.text, source.basis.value, source.licence, source.date)
+        return self.numbers.setdefault(key, len(self.numbers) + 1)
+
+    def rows(self) -> Iterator[tuple[Cell, ...]]:
+        for (text, basis, licence, day), number in self.numbers.items():
+            yield number, text, licence, day, basis
 
 
-# Publishers of original models: a repository of another owner with the same name may contain anything.
-OWNERS = (
-    "01-ai", "Alibaba-NLP", "CohereForAI", "CohereLabs", "HuggingFaceTB", "LiquidAI", "MiniMaxAI", "Qwen", "THUDM",
-    "TinyLlama", "XiaomiMiMo", "ai21labs", "allenai", "baichuan-inc", "bigcode", "bigscience", "codellama",
-    "databricks", "deepseek-ai", "google", "ibm-granite", "internlm", "intfloat", "jinaai", "llava-hf", "meta-llama",
-    "microsoft", "mistralai", "moonshotai", "nomic-ai", "nvidia", "openai", "openbmb", "sentence-transformers",
-    "state-spaces", "stepfun-ai", "thenlper", "tiiuae", "togethercomputer", "zai-org",
-)  # fmt: skip
-_REPOSITORY = re.compile(rf"\b(?:{'|'.join(OWNERS)})/[A-Za-z0-9][A-Za-z0-9._-]*[A-Za-z0-9]")
-# Additions to a repository's name that do not make it another model.
-_ADDED = re.compile(r"^meta-(?=llama)|-hf$")
-
-
-class LeftOut(NamedTuple):
-    """A model without an entry, and the reason."""
-
-    name: str
-    because: str
-
-
-def main(collection: Path, docs: list[Path], versions: Path | None) -> None:
-    results = list(entries_of(collection))
-    left_out = [item for item in results if isinstance(item, LeftOut)]
-    entries = documented([item for item in results if isinstance(item, Entry)], docs)
-    if versions is not None:
-        entries = succeeded(written(entries, collection, versions))
-    entries += same_shape_entries(entries)
-    lines = [record_of(entry) for entry in sorted(entries, key=lambda entry: entry.id)]
-    PATH.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    for item in left_out:
-        print(f"left out: {item.name}: {item.because}")
-    print(f"{len(entries)} entries, {PATH.stat().st_size:,} bytes")
-
-
-def entries_of(collection: Path, wanted: Container[str] | None = None) -> Iterator[Entry | LeftOut]:
-    """An entry, or the reason why there is none, for every model of the collection (or those in `wanted`, by id)."""
-    rows = json.loads((collection / "models.json").read_text(encoding="utf-8"))
-    configs = _configs(collection)
-    by_id = {CONFIGS[stem]: stem for stem in configs if stem in CONFIGS}
-    names_with_header: set[str] = set()
-    for name in dict.fromkeys(row["model"] for row in rows):
-        if wanted is not None and name not in wanted:
-            names_with_header.add(name)
-            continue
-        model_rows = [row for row in rows if row["model"] == name]
-        if any("doubt" in row for row in model_rows):
-            yield LeftOut(f"header of {name}", str(model_rows[0]["doubt"]))
-            continue
-        names_with_header.add(name)
-        stem = by_id.get(name)
-        yield from _checked(
-            name, model_rows, collection / "headers", configs[stem] if stem else None
+def licensed(rows: Iterable[Mapping[str, str]]) -> list[Source]:
+    """The sources that may be shipped, without commit hashes: 'owner/repo:path'."""
+    return [
+        Source(
+            text=re.sub(r"@[0-9a-f]{7,40}", "", row["source"]),
+            basis=Basis.EXACT,
+            licence=row["licence"],
+            date=READ_ON,
         )
-    for stem, row in configs.items():
-        if wanted is not None and CONFIGS.get(stem) not in wanted:
+        for row in rows
+        if not row["licence"].startswith(NO_LICENCE)
+    ]
+
+
+def source_of(label: str | None, sources: list[Source]) -> Source | None:
+    """The source that a label such as 'llmfit (hub card)' or 'gpustack (rounded)' means; None if it has no licence."""
+    word = (label or "").partition(" ")[0].lower()
+    if word in {"hub", "older"}:
+        word = "llmfit"
+    if word in {"name", ""}:
+        return None
+    basis = (
+        Basis.MODELLED
+        if "rounded" in (label or "") or "approximate" in (label or "")
+        else Basis.EXACT
+    )
+    return next((replace(row, basis=basis) for row in sources if word in row.text.lower()), None)
+
+
+# --- models
+
+
+@dataclass
+class Known:
+    """A model of the index while it is built."""
+
+    entry: Entry
+    hub_id: str
+    aliases: list[tuple[str, str, Source]] = field(default_factory=list)  # (name, scheme, source)
+    named: Mapping[str, Any] = field(default_factory=dict)  # its row of DATA's names
+
+
+def recorded() -> list[Entry]:
+    """The models whose own headers were recorded."""
+    lines = (OWN_DATA / "recorded.jsonl").read_text(encoding="utf-8").splitlines()
+    return [read_record(line, where=f"recorded.jsonl, line {n}") for n, line in enumerate(lines, 1)]
+
+
+@cache
+def originals() -> Mapping[str, str]:
+    """Recorded model -> the repository that people run."""
+    lines = (OWN_DATA / "originals.tsv").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("\t") for line in lines if not line.startswith("#"))
+
+
+def models_of(data: Path) -> list[Known]:
+    """All models, the most used first."""
+    by_hub_id = {row["hub_id"].lower(): row for row in rows_of(data, "names")}
+    known: dict[str, Known] = {}  # by hub id in lower case
+    for entry in recorded():
+        wanted = originals().get(entry.id) or entry.repository or _named_like(entry, by_hub_id)
+        row = by_hub_id.get(wanted.lower(), {})
+        known[(row.get("hub_id") or wanted or entry.id).lower()] = _merged(
+            Known(entry=entry, hub_id=row.get("hub_id") or wanted), row
+        )
+    taken = {item.entry.id for item in known.values()}
+    bases = base_models(by_hub_id)
+    configs, siblings = read_geometries()
+    templates = templates_of(known.values(), configs)
+    for key, row in by_hub_id.items():  # ranked by use
+        if key in known or not licensed(row["sources"]):
             continue
-        if stem not in CONFIGS:
-            yield LeftOut(f"config {stem}", "not the config of a published model, or a second one")
-        elif CONFIGS[stem] not in names_with_header:
-            yield from _checked(CONFIGS[stem], [], collection, row)
+        name = new_id(row["hub_id"], taken, is_base=key in bases)
+        if name is None:
+            continue
+        taken.add(name)
+        known[key] = _merged(
+            Known(
+                entry=Entry(id=name, family=family_of(name), architecture=""), hub_id=row["hub_id"]
+            ),
+            row,
+        )
+    without = [item for item in known.values() if item.entry.header is None]
+    work = Geometries(configs=configs, siblings=siblings, known=known, templates=templates)
+    _JOB[:] = [work, without]
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:  # a second or so for each
+        entries = pool.map(_entry_of_job, range(len(without)), chunksize=8)
+        for item, entry in zip(without, entries, strict=True):
+            item.entry = entry
+    for key, item in known.items():
+        item.entry = with_kinds(item, is_base=key in bases)
+    return sorted(known.values(), key=lambda item: (-item.entry.uses, item.entry.id))
 
 
-def _configs(collection: Path) -> dict[str, dict[str, Any]]:
-    lines = (collection / "configs" / "index.jsonl").read_text(encoding="utf-8").splitlines()
-    result = {}
-    for row in map(json.loads, lines):
-        text = (collection / row["file"]).read_text(encoding="utf-8")
-        result[Path(row["file"]).stem] = {**row, "config": json.loads(text)}
-    return result
+def _named_like(entry: Entry, by_hub_id: Mapping[str, Mapping[str, Any]]) -> str:
+    """The hub id with this entry's name and number of parameters; empty if there is none."""
+    for row in by_hub_id.values():
+        if id_of(row["hub_id"]) != entry.id or not row["parameters"] or not entry.parameters:
+            continue
+        if abs(row["parameters"] / entry.parameters - 1) < 0.01:
+            return str(row["hub_id"])
+    return ""
 
 
-def _checked(
-    name: str, rows: list[dict[str, Any]], headers: Path, row: dict[str, Any] | None
-) -> Iterator[Entry | LeftOut]:
-    """The entry if it opens and at least one engine gives a bill; otherwise the reasons."""
-    try:
-        from_header = header_entry(name, rows, headers) if rows else None
+def new_id(hub_id: str, taken: set[str], *, is_base: bool) -> str | None:
+    """The name of the repository; with '-base' or '@publisher' if another model has it."""
+    name = id_of(hub_id)
+    owner = id_of(hub_id.partition("/")[0])
+    for candidate in (name, f"{name}-base" if is_base else name, f"{name}@{owner}"):
+        if candidate not in taken and is_id(candidate):
+            return candidate
+    return None
+
+
+def base_models(by_hub_id: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Hub ids of models trained to continue a text: named so, or with an instruct version of their publisher."""
+    tuned = set()
+    for key in by_hub_id:
+        plain = re.sub(r"-(?:it|instruct|chat|thinking)(?=-|$)", "", key)
+        if plain != key:
+            tuned |= {plain, re.sub(r"-(?:v?\d[\d.]*|hf|\d{4})$", "", plain)}
+    return {key for key in by_hub_id if is_base_name(key) or key in tuned}
+
+
+def _merged(item: Known, row: Mapping[str, Any]) -> Known:
+    """The model with what DATA's row says about it. Facts that were read from its own header stay."""
+    if not row:
+        return item
+    sources = licensed(row["sources"])
+    entry, facts = item.entry, dict(item.entry.sources)
+    changes: dict[str, Any] = {}
+
+    def add(name: str, value: Any, label: str | None) -> None:
+        source = source_of(label, sources)
+        if value is None or source is None or getattr(entry, name) is not None:
+            return
+        changes[name] = value
+        facts[name] = source
+
+    doubts = " ".join(row["doubts"] or ())
+    if "parameters" not in doubts:
+        add("parameters", row["parameters"], row["parameters_from"])
+        add("active_parameters", row["active_parameters"], row["active_from"])
+    if "context" not in doubts:
+        add("native_context", row["native_context"], row["context_from"])
+    add("licence", row["licence"], row["licence_from"])
+    if row["released"] and not str(row["released_from"]).startswith("older"):
+        add("released", _day(row["released"]), row["released_from"])
+    is_known = entry.active_parameters is not None or "active_parameters" in changes
+    if changes.get("parameters") and not is_known and not _has_experts(row):
+        changes["active_parameters"] = changes["parameters"]
+        facts["active_parameters"] = facts["parameters"]
+    if sources:
+        facts["repository"] = sources[0]
+        changes |= {"repository": row["hub_id"], "uses": float(row["score"])}
+        if row["publisher"]:
+            changes["publisher"] = row["publisher"]
+            facts["publisher"] = sources[0]
+    item.entry = replace(entry, **changes, sources=facts)
+    item.named = row
+    return item
+
+
+def _day(text: str) -> str:
+    """'2025-04' -> '2025-04-01'."""
+    return {4: f"{text}-01-01", 7: f"{text}-01"}.get(len(text), text[:10])
+
+
+def _has_experts(row: Mapping[str, Any]) -> bool:
+    geometry = row["geometry_llmfit"] or {}
+    if re.search(r"-a\d+(?:\.\d+)?b|moe|mixtral|\dx\d", row["hub_id"].lower()):
+        return True
+    return bool(geometry.get("num_experts") or row["active_parameters"]) or "moe" in str(
+        geometry.get("architecture", "")
+    )
+
+
+def with_kinds(item: Known, *, is_base: bool) -> Entry:
+    """The entry with its purposes. A base model has none that needs an answer."""
+    entry = item.entry
+    kinds = set(entry.kinds)
+    if not kinds and item.named:
+        kinds = {PURPOSES[kind] for kind in item.named["kinds"] if kind in PURPOSES}
+        if "reranker" in item.named["kinds"]:
+            kinds = set()
+        if ModelPurpose.EMBEDDING in kinds:
+            kinds = {ModelPurpose.EMBEDDING}
+    if is_base and entry.id not in originals():
+        kinds -= {ModelPurpose.CHAT, ModelPurpose.REASONING, ModelPurpose.VISION}
+    sources = dict(entry.sources)
+    sources.setdefault(
+        "kinds", Source(text="its name, and what its header says it is", basis=Basis.ASSUMED)
+    )
+    sources.setdefault("family", Source(text="its name", basis=Basis.ASSUMED))
+    return replace(
+        entry, kinds=tuple(kind for kind in ModelPurpose if kind in kinds), sources=sources
+    )
+
+
+# --- geometries
+
+
+def read_geometries() -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
+    """Rows of geometries.jsonl.gz by hub id in lower case: those with a config, and those that are like another."""
+    path = OWN_DATA / "geometries.jsonl.gz"
+    if not path.exists():
+        return {}, {}
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    own = {row["hub_id"].lower(): row for row in rows if "config" in row}
+    return own, {row["hub_id"].lower(): row for row in rows if "like" in row}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometries:
+    """Where geometries are taken from."""
+
+    configs: Mapping[str, Mapping[str, Any]]  # rows of models' own configs, by hub id
+    siblings: Mapping[str, Mapping[str, Any]]  # rows of models that are proved equal to another
+    known: Mapping[str, Known]
+    templates: Mapping[str, list[Mapping[str, Any]]]  # model_type -> configs
+
+    def of(self, item: Known) -> Entry:
+        """The entry with its own geometry, that of an equal model, one put together, or none, in this order."""
+        key = item.hub_id.lower()
+        own = self.configs.get(key)
+        if own is not None:
+            return _from_config(item, own["config"], own["source"], own["licence"], Basis.EXACT)
+        sibling = self.siblings.get(key)
+        config = {} if sibling is None else self._config(sibling["like"])
+        if sibling is None or not config:
+            return _assumed(item, self.templates)
+        text = f"{sibling['relation_source']}: {sibling['relation']} ({sibling['like']}), whose numbers are equal"
+        changed = merged(config, sibling.get("differs") or {})
+        return _from_config(item, changed, text, sibling.get("licence"), Basis.EXACT)
+
+    def _config(self, hub_id: str) -> Mapping[str, Any]:
+        """The config of this model; empty if none was recorded."""
+        row, item = self.configs.get(hub_id.lower()), self.known.get(hub_id.lower())
+        if row is not None:
+            return dict(row["config"])
+        return {} if item is None or item.entry.header is None else item.entry.header.config
+
+
+_JOB: list[Any] = []  # Geometries and the models without one, for the processes that are forked
+
+
+def _entry_of_job(number: int) -> Entry:
+    work, items = _JOB
+    entry: Entry = work.of(items[number])
+    return entry
+
+
+def _from_config(
+    item: Known, config: Mapping[str, Any], text: str, licence: str | None, basis: Basis
+) -> Entry:
+    """The entry with the facts of this config."""
+    entry = replace(item.entry, header=StoredHeader(config=config), forms=("config",))
+    facts = _facts(json.dumps(config, sort_keys=True), entry.id if not item.named else "x", text)
+    origin = Source(text=text, basis=basis, licence=licence, date=READ_ON)
+    sources = dict(entry.sources)
+    changes: dict[str, Any] = {"architecture": facts["architecture"]}
+    for name in ("parameters", "active_parameters", "native_context", "vocabulary"):
+        value = facts[name]
+        if value is None or (name == "parameters" and entry.parameters is not None):
+            continue
+        if name == "native_context" and basis is Basis.ASSUMED and entry.native_context is not None:
+            continue
         if (
-            row is not None
-            and from_header is not None
-            and (differences := _contradictions(from_header, row["config"]))
+            name == "active_parameters"
+            and entry.active_parameters is not None
+            and basis is Basis.ASSUMED
         ):
-            yield LeftOut(
-                f"config {row['file']}", f"differs from the header of {name}: {differences}"
-            )
-            row = None
-        entry = joined(name, from_header, config_entry(name, row) if row is not None else None)
-        refused = refusals(entry)
-    except EdgekitError as error:
-        yield LeftOut(name, str(error))
-        return
-    yield (
-        LeftOut(name, "; ".join(refused.values())) if len(refused) == len(engine_names()) else entry
-    )
-
-
-def refusals(entry: Entry) -> dict[str, str]:
-    """Engine -> why it gives no bill."""
-    reasons = {}
-    for engine, setup in SETUPS.items():
-        try:
-            load = Load(context_tokens=min(entry.native_context or 2048, 2048))
-            engine_named(engine).estimate(open_entry(entry, engine).model, load, setup)
-        except EdgekitError as error:
-            reasons[engine] = f"{engine}: {error}"
-    return reasons
-
-
-# --- headers
-
-
-def header_entry(name: str, rows: list[dict[str, Any]], headers: Path) -> Entry:
-    """From the tensor directory at F16, or computed from another one; compares the sizes of all files."""
-    best = min(rows, key=lambda row: (row["quant"] != "F16", row["quant"] != "Q8_0"))
-    model = read_recorded(best, headers)
-    origin = f"a GGUF header that llama.cpp's loader accepted ({_confirmed(best)})"
-    facts = facts_of(model, name, found=origin, also=tuple(row["quant"] for row in rows))
-    if not best["confirmed_by_public_config"]:
-        facts["sources"] = {field: _weaker(source) for field, source in facts["sources"].items()}
-    facts["tensors"] = runs_of(source_model(model.header, model.geometry).at_mix("F16").tensors)
-    entry = Entry(id=name, **facts)
-    for row in rows:
-        size = entry.size(row["quant"])
-        if size is None or size.tensor_bytes != row["tensor_bytes"]:
-            raise EdgekitError(f"{name} at {row['quant']}: {size} is not {row['tensor_bytes']:,}")
-    return entry
-
-
-def _weaker(source: Source) -> Source:
-    """At most MODELLED: the header was not compared with the published model."""
-    return replace(source, basis=weakest((Basis.MODELLED, source.basis)))
-
-
-def _confirmed(row: Mapping[str, Any]) -> str:
-    if row["confirmed_by_public_config"]:
-        return "its numbers equal a public config.json"
-    return "its numbers come from published descriptions"
-
-
-def read_recorded(row: Mapping[str, Any], headers: Path) -> Model:
-    """Reads the header as a sparse file without weights."""
-    header = gzip.decompress((headers / row["header_without_vocabulary"]).read_bytes())
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{row['model']}.{row['quant']}.gguf"
-        with path.open("wb") as file:
-            file.write(header)
-            file.truncate(-(-len(header) // 32) * 32 + row["data_section_bytes"])
-        return open_model(path).model
-
-
-# --- configs
-
-
-def config_entry(name: str, row: Mapping[str, Any]) -> Entry:
-    model = open_config(row["config"], label=name).model
-    path = row["source"].partition("@")[0] + ":" + row["source"].rpartition(":")[2]
-    entry = Entry(id=name, **facts_of(model, name, found=f"the config.json at {path}"))
-    stated = row["claim_basis"] == "stated-in-path" or row["source"].startswith("fetchwiki/")
-    if not stated or "/" not in row["claimed_model_id"]:
-        return entry
-    text = f"the path of its config, {path}"
-    sources = {**entry.sources, "repository": Source(text=text, basis=Basis.EXACT)}
-    return replace(entry, repository=row["claimed_model_id"], sources=sources)
-
-
-def _contradictions(from_header: Entry, config: Mapping[str, Any]) -> str:
-    """The differences between a header and a config; empty if they agree."""
-    header = open_entry(from_header, "llama.cpp").model.geometry
-    other = open_config(config).model.geometry
-    pairs = zip(_shape(header), _shape(other), strict=True)
-    return ", ".join(f"{a[0]} {a[1]} and {b[1]}" for a, b in pairs if a != b)
-
-
-def _shape(geometry: ModelGeometry) -> list[tuple[str, Any]]:
-    attention = [mixer for layer in geometry.layers if (mixer := attention_of(layer.mixer))]
-    experts = [layer.experts for layer in geometry.layers if layer.experts]
-    return [
-        ("layers", len(geometry.layers)),
-        ("hidden", geometry.hidden),
-        ("vocabulary", _rounded(geometry.vocabulary)),
-        ("heads", attention[0].heads if attention else 0),
-        ("attention layers", len(attention)),
-        ("experts", experts[0].count if experts else 0),
-        ("tied", geometry.tied_embeddings),
-    ]
-
-
-def _rounded(vocabulary: int | None) -> int | None:
-    """Rounded, because a converter may pad it: Gemma 3 has 262,144, or 262,208 with image tokens."""
-    return None if vocabulary is None else vocabulary // 512
-
-
-def joined(name: str, from_header: Entry | None, from_config: Entry | None) -> Entry:
-    """One entry from both; facts of the header win."""
-    if from_header is None or from_config is None:
-        only = from_header or from_config
-        if only is None:
-            raise EdgekitError(f"{name}: neither a header nor a config")
-        return only
-    kinds = tuple(kind for kind in ModelPurpose if kind in {*from_header.kinds, *from_config.kinds})
+            continue
+        changes[name] = value
+        sources[name] = replace(
+            origin,
+            basis=facts["sources"].get(name, origin).basis if basis is Basis.EXACT else basis,
+        )
+    sizes = facts["sizes"]
+    if basis is Basis.ASSUMED:
+        sizes = tuple(replace(size, basis=basis) for size in sizes)
+    sources |= {
+        "geometry": origin,
+        "sizes": replace(facts["sources"].get("sizes", origin), licence=licence, date=READ_ON),
+    }
+    kinds = entry.kinds
+    if not item.named:
+        kinds = facts["kinds"]
     return replace(
-        from_header,
-        repository=from_config.repository,
+        entry,
+        **changes,
         kinds=kinds,
-        config=from_config.config,
-        sources=dict(sorted({**from_config.sources, **from_header.sources}.items())),
+        sizes=sizes,
+        basis=basis,
+        sources=sources,
     )
 
 
-# --- models of the same shape
+@lru_cache(maxsize=4096)
+def _facts(config: str, name: str, text: str) -> dict[str, Any]:
+    """The facts of a config. Many models share one."""
+    return facts_of(open_config(json.loads(config)).model, name, found=text, with_header=False)
 
 
-def same_shape_entries(entries: Iterable[Entry]) -> list[Entry]:
-    """The models of SAME_SHAPE whose counterpart is among the entries."""
-    known = {entry.id: entry for entry in entries}
-    return [
-        _same_shape(name, row, known[row.of]) for name, row in SAME_SHAPE.items() if row.of in known
-    ]
-
-
-def _same_shape(name: str, row: SameShape, other: Entry) -> Entry:
-    source_text = row.source.format(row.of)
-    config = _merged(other.config, row.config) if "config" in row.forms and other.config else {}
-    has_keys = "keys" in row.forms and bool(other.keys)
-    changed_keys = {
-        f"{other.keys.get('general.architecture')}.{key}": value for key, value in row.keys.items()
-    }
-    keys = {**other.keys, **changed_keys} if has_keys else {}
-    entry = replace(
-        other,
-        id=name,
-        keys=keys,
-        tensors=other.tensors if has_keys else (),
-        config=config,
-        sizes=(),
-        not_before=None,
-    )
-    facts = facts_of(open_entry(entry, "llama.cpp").model, name, found=source_text)
-    facts["sizes"] = tuple(size for size in facts["sizes"] if size.mix != AS_STORED)  # it is F16
-    sources = {field: _weaker(source) for field, source in facts.pop("sources").items()}
-    day = Source(
-        text="the day of its repository or release, by llmfit, models.dev or the press: days off at most",
-        basis=Basis.MODELLED,
-    )
-    sources |= {"released": day, "repository": Source(text=source_text, basis=Basis.EXACT)}
-    if has_keys:  # facts_of a header has no config
-        facts["config"] = config
-    return replace(
-        replace(entry, **facts),
-        repository=row.repository,
-        released=row.released,
-        sources=dict(sorted(sources.items())),
-    )
-
-
-def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with `changes` merged into it recursively."""
-    deep = {
-        key: _merged(config[key], value) if isinstance(value, Mapping) else value
-        for key, value in changes.items()
-    }
-    return {**config, **deep}
-
-
-# --- documentation
-
-
-def documented(entries: list[Entry], docs: list[Path]) -> list[Entry]:
-    """With dates and repositories from the documentation; without `docs`, those of the present file."""
-    if docs:
-        paths = [path for doc in docs for path in doc.iterdir() if path.suffix in {".md", ".py"}]
-        pages = {path.name: path.read_text("utf-8") for path in paths}
-        names = _repositories(pages)
-        return [_named(_dated(entry, pages), names) for entry in entries]
-    known = {item.id: item for item in packaged_entries() if isinstance(item, Entry)}
-    return [_as_before(entry, known.get(entry.id)) for entry in entries]
-
-
-def _as_before(entry: Entry, old: Entry | None) -> Entry:
-    for field in ("released", "repository", "not_before"):
-        value = getattr(old, field, None)
-        if old is not None and value is not None and getattr(entry, field) is None:
-            entry = _with(entry, field, value, old.sources[field])
-    return entry
-
-
-def _with(entry: Entry, field: str, value: str, source: Source) -> Entry:
-    sources = dict(sorted({**entry.sources, field: source}.items()))
-    changes: dict[str, Any] = {field: value, "sources": sources}
-    return replace(entry, **changes)
-
-
-def _dated(entry: Entry, pages: Mapping[str, str]) -> Entry:
-    rows = ((page, word) for start, page, word in DATES if entry.id.startswith(start))
-    page, word = next(rows, ("", ""))
-    result = (
-        re.search(rf"{word} (\d{{4}}-\d\d-\d\d)", pages.get(f"{page}.md", "")) if page else None
-    )
-    if result is None:
-        return entry
-    origin = "the family's paper" if word == PAPER else "transformers had it from that day"
-    text = f"{origin}, says {page}.md of transformers' documentation: weeks off at most"
-    return _with(entry, "released", result[1], Source(text=text, basis=Basis.MODELLED))
-
-
-def written(entries: list[Entry], collection: Path, versions: Path) -> list[Entry]:
-    """Entries without a date get the release day of the transformers that wrote their config."""
-    days = dict(line.split() for line in versions.read_text("utf-8").splitlines())
-    by_id = {CONFIGS[stem]: row for stem, row in _configs(collection).items() if stem in CONFIGS}
-    return [_written(entry, by_id.get(entry.id, {}).get("config", {}), days) for entry in entries]
-
-
-def _written(entry: Entry, config: Mapping[str, Any], days: Mapping[str, str]) -> Entry:
-    text = config.get("text_config")
-    version = config.get("transformers_version") or (text or {}).get("transformers_version") or ""
-    day = days.get(f"v{_published(version)}")
-    if entry.released is not None or day is None:
-        return entry
-    reason = f"its config.json was written by transformers {version}, which is no older"
-    return _with(entry, "not_before", day, Source(text=reason, basis=Basis.EXACT))
-
-
-def _published(version: str) -> str:
-    """'4.45.0.dev0' -> '4.44.0', the release before it."""
-    if ".dev" not in version:
-        return version
-    major, minor, *_ = version.split(".")
-    return f"{major}.{int(minor) - 1}.0" if minor.isdigit() and int(minor) else ""
-
-
-_VERSION = re.compile(r"(?P<line>[a-z-]*?)-?(?P<number>\d+(?:\.\d+)?)(?=$|-)")
-
-
-def succeeded(entries: list[Entry]) -> list[Entry]:
-    """No version of a line is older than the one before it: qwen3.6 came after qwen3.5."""
-    known: dict[tuple[str, float], str] = {}
-    for entry in entries:
-        version, day = _version(entry), entry.released or entry.not_before
-        if version is not None and day is not None:
-            known[version] = min(day, known.get(version, day))
-    return [_after(entry, known) for entry in entries]
-
-
-def _version(entry: Entry) -> tuple[str, float] | None:
-    result = _VERSION.match(entry.family)
-    return None if result is None else (result["line"], float(result["number"]))
-
-
-def _after(entry: Entry, known: Mapping[tuple[str, float], str]) -> Entry:
-    version = _version(entry)
-    if version is None or entry.released is not None:
-        return entry
-    before = [
-        (day, older)
-        for older, day in known.items()
-        if older[0] == version[0] and older[1] < version[1]
-    ]
-    day, older = max(before, default=("", version))
-    if day <= (entry.not_before or ""):
-        return entry
-    text = f"{older[0]} {older[1]:g}, the version before it, is of that day or later"
-    return _with(entry, "not_before", day, Source(text=text, basis=Basis.MODELLED))
-
-
-def _repositories(pages: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Id -> the repository with that name, and the first page that mentions it."""
-    result: dict[str, tuple[str, str]] = {}
-    for page in sorted(pages):
-        for repository in _REPOSITORY.findall(pages[page]):
-            name = _ADDED.sub("", repository.rpartition("/")[2].lower())
-            result.setdefault(name, (repository, page))
+def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with `changes` merged into it recursively; a None removes the key."""
+    result = dict(config)
+    for key, value in changes.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+            result[key] = merged(result[key], value)
+        else:
+            result[key] = value
     return result
 
 
-def _named(entry: Entry, names: Mapping[str, tuple[str, str]]) -> Entry:
-    if entry.repository is not None or entry.id not in names:
-        return entry
-    repository, page = names[entry.id]
-    text = f"its name: {page} of transformers' documentation or of vLLM has a repository of it"
-    return _with(entry, "repository", repository, Source(text=text, basis=Basis.ASSUMED))
+# DATA's partial geometry -> key of a config.json
+PARTIAL = {
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "num_key_value_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
+}
+MOST_TEMPLATES = 3
+LAYER_LISTS = (
+    "layer_types",
+    "mlp_layer_types",
+    "no_rope_layers",
+    "sliding_window_pattern_list",
+    "block_types",
+)
+MOST_OFF = 0.03  # a geometry that was put together may be this far from the model's parameters
+
+
+def templates_of(
+    known: Iterable[Known], configs: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[Mapping[str, Any]]]:
+    """model_type -> configs of models of that architecture."""
+    result: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for item in known:
+        if item.entry.header is not None and item.entry.header.config:
+            result[str(item.entry.header.config.get("model_type"))].append(item.entry.header.config)
+    for row in configs.values():
+        result[str(row["config"].get("model_type"))].append(row["config"])
+    return result
+
+
+def _assumed(item: Known, templates: Mapping[str, list[Mapping[str, Any]]]) -> Entry:
+    """A geometry from DATA's partial numbers and a config of the architecture, if its parameters are right."""
+    partial = (item.named or {}).get("geometry_llmfit") or {}
+    parameters = item.entry.parameters
+    llmfit = source_of("llmfit", licensed(item.named["sources"])) if item.named else None
+    if not (partial and parameters and llmfit is not None):
+        return _without_geometry(item.entry)
+    near = sorted(
+        templates.get(str(partial.get("architecture")), ()),
+        key=lambda config: abs(
+            (_inner(config).get("hidden_size") or 0) - (partial.get("hidden_size") or 0)
+        ),
+    )
+    best: tuple[float, dict[str, Any]] | None = None
+    for template in near[:MOST_TEMPLATES]:
+        for tied in (None, True, False):
+            config = _filled(template, partial, tied=tied)
+            off = abs(_counted(config) / parameters - 1)
+            if off <= MOST_OFF and (best is None or off < best[0]):
+                best = (off, config)
+    if best is not None:
+        text = (
+            f"{llmfit.text} has its layers and widths; the rest as in a model of the same "
+            "architecture"
+        )
+        with suppress(EdgekitError):
+            return _from_config(item, best[1], text, llmfit.licence, Basis.ASSUMED)
+    return _without_geometry(item.entry)
+
+
+def _counted(config: Mapping[str, Any]) -> int:
+    """The parameters that the config implies; 0 if it does not describe a model."""
+    return _count(json.dumps(config, sort_keys=True))
+
+
+@lru_cache(maxsize=4096)
+def _count(text: str) -> int:
+    config = json.loads(text)
+    try:
+        geometry = open_config(config).model.geometry
+        return sum(tensor.elements for tensor in expected_tensors(geometry, config))
+    except (EdgekitError, TypeError, ValueError, ArithmeticError):
+        return 0
+
+
+def _inner(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the language model."""
+    for name in ("text_config", "language_config", "llm_config", "thinker_config"):
+        inner = config.get(name)
+        if isinstance(inner, Mapping) and inner:
+            return inner
+    return config
+
+
+def _filled(
+    template: Mapping[str, Any], partial: Mapping[str, Any], *, tied: bool | None
+) -> dict[str, Any]:
+    """The template with the model's own numbers. Lists of layers of another length are left out."""
+    inner_name = next((name for name, value in template.items() if value is _inner(template)), None)
+    inner = dict(_inner(template))
+    for name, key in PARTIAL.items():
+        if partial.get(name) and (key in inner or name != "head_dim"):
+            inner[key] = partial[name]
+    experts = partial.get("num_experts")
+    width = partial.get("moe_intermediate_size") or partial.get("feed_forward_or_expert_size")
+    if experts:
+        for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+            if key in inner:
+                inner[key] = experts
+        for key in ("num_experts_per_tok", "num_experts_per_token", "top_k_experts"):
+            if key in inner and partial.get("active_experts"):
+                inner[key] = partial["active_experts"]
+        if width and "moe_intermediate_size" in inner:
+            inner["moe_intermediate_size"] = width
+    elif width:
+        inner["intermediate_size"] = width
+    for key in LAYER_LISTS:
+        if isinstance(inner.get(key), list) and len(inner[key]) != inner.get("num_hidden_layers"):
+            del inner[key]
+    config = dict(template)
+    if inner_name is None:
+        config = inner
+    else:
+        config[inner_name] = inner
+    if tied is not None:
+        config["tie_word_embeddings"] = tied
+    return config
+
+
+def _without_geometry(entry: Entry) -> Entry:
+    """Only sizes by rule of thumb: parameters x bits of the mix, plus 5 % for experts."""
+    if not entry.parameters:
+        return replace(entry, basis=Basis.ASSUMED)
+    factor = 1.0 if entry.active_parameters == entry.parameters else 1.05
+    sizes = []
+    for mix in USUAL_MIXES:
+        known = mix_by_name(mix)
+        if known is not None:
+            size = round(entry.parameters * known.bits_per_weight / 8 * factor)
+            sizes.append(Size(mix=mix, tensor_bytes=size, basis=Basis.ASSUMED))
+    source = Source(text="parameters x bits of the quantisation", basis=Basis.ASSUMED)
+    return replace(
+        entry, basis=Basis.ASSUMED, sizes=tuple(sizes), sources={**entry.sources, "sizes": source}
+    )
+
+
+# --- rows
+
+
+def rows_of(data: Path, name: str) -> Iterator[dict[str, Any]]:
+    with gzip.open(data / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
+def build(data: Path, built: str) -> dict[str, list[tuple[Cell, ...]]]:
+    """The rows of every table."""
+    from tools.quality import evidence_rows, loss_rows  # tools/quality.py
+    from tools.repositories import repository_rows  # tools/repositories.py
+
+    models = models_of(data)
+    sources, headers = Sources(), dict[str, int]()
+    tables: dict[str, list[tuple[Cell, ...]]] = defaultdict(list)
+    for item in models:
+        tables["models"].append(
+            _model_row(item.entry, sources, _geometry(item.entry, headers, tables))
+        )
+        tables["names"] += _name_rows(item)
+    by_repository = {item.hub_id.lower(): item.entry for item in models if item.hub_id}
+    aliases = _aliases(data, by_repository, sources)
+    tables["names"] = sorted({*tables["names"], *aliases}, key=str)
+    tables["names"] = _without_repeats(tables["names"])
+    tables["repositories"] = [
+        (model, form, name, quants, listed, downloads, as_json(sorted(map(sources.number, found))))
+        for model, form, name, quants, listed, downloads, found in repository_rows(
+            data, by_repository, licensed
+        )
+    ]
+    tables["evidence"] = [
+        (
+            by_repository[row.hub_id].id,
+            row.benchmark,
+            row.score,
+            row.date,
+            row.setting,
+            row.measured_by,
+            sources.number(row.source),
+        )
+        for row in evidence_rows(data)
+        if row.hub_id in by_repository
+    ]
+    tables["losses"] = [
+        (
+            row.what,
+            row.scheme,
+            row.model,
+            row.measure,
+            row.value,
+            row.error,
+            row.corpus,
+            row.date,
+            sources.number(row.source),
+        )
+        for row in loss_rows(data)
+    ]
+    tables["sources"] = list(sources.rows())
+    tables["meta"] = [("schema", str(SCHEMA)), ("built", built), ("tool", "tools/index.py")]
+    return tables
+
+
+def _geometry(
+    entry: Entry, headers: dict[str, int], tables: dict[str, list[tuple[Cell, ...]]]
+) -> int | None:
+    """The number of the entry's header in the table of geometries, which gets a row for a new one."""
+    if entry.header is None and not entry.sizes:
+        return None
+    content = header_json(entry.header) if entry.header is not None else {}
+    sizes = {size.mix: [size.tensor_bytes, size.basis.value] for size in entry.sizes}
+    text = json.dumps([content, sizes], sort_keys=True, separators=(",", ":"))
+    fingerprint = hashlib.sha256(text.encode()).hexdigest()
+    if fingerprint not in headers:
+        headers[fingerprint] = len(headers) + 1
+        packed = zlib.compress(json.dumps(content, separators=(",", ":")).encode(), 9)
+        forms = ",".join(forms_of(entry.header)) if entry.header is not None else ""
+        ordered = json.dumps(sizes, separators=(",", ":"))
+        tables["geometries"].append((headers[fingerprint], fingerprint, packed, ordered, forms))
+    return headers[fingerprint]
+
+
+def _model_row(entry: Entry, sources: Sources, geometry: int | None) -> tuple[Cell, ...]:
+    facts: dict[str, list[str]] = defaultdict(list)
+    for fact, source in sorted(entry.sources.items()):
+        facts[str(sources.number(source))].append(fact)
+    return (
+        entry.id, entry.repository, entry.publisher, entry.family, ",".join(kind.value for kind in entry.kinds),
+        entry.architecture, entry.parameters, entry.active_parameters, entry.native_context, entry.vocabulary,
+        entry.licence, entry.released, entry.not_before, entry.base_model, entry.uses, geometry, entry.basis.value,
+        as_json(facts),
+    )  # fmt: skip
+
+
+def _name_rows(item: Known) -> list[tuple[Cell, ...]]:
+    """The spellings of the id and of the repository's name."""
+    rows: list[tuple[Cell, ...]] = []
+    for text in {
+        item.entry.id,
+        item.hub_id.rpartition("/")[2],
+        *([item.entry.repository] if item.entry.repository else []),
+    }:
+        rows += _spelling_rows(text, item.entry.id, None, None)
+    return rows
+
+
+def _spelling_rows(
+    text: str, model: str, scheme: str | None, source: int | None
+) -> list[tuple[Cell, ...]]:
+    """The spellings of a name, each at the tightest level at which it occurs."""
+    found: dict[str, int] = {}
+    for level, spelling in enumerate(spellings(text), 1):
+        if spelling:
+            found.setdefault(spelling, level)
+    return [(spelling, model, scheme, source, level) for spelling, level in found.items()]
+
+
+# Tools whose names for models are of use to people who type them.
+SCHEMES = {"ollama", "lmstudio", "gpustack", "xinference", "ramalama", "docker", "display"}
+
+
+def _aliases(
+    data: Path, by_repository: Mapping[str, Entry], sources: Sources
+) -> list[tuple[Cell, ...]]:
+    """Names that other programs use: exact ones, and those without a tag in other spellings."""
+    rows: list[tuple[Cell, ...]] = []
+    ollama = [
+        row for row in rows_of(data, "ollama_tags") if not row["licence"].startswith(NO_LICENCE)
+    ]
+    number = sources.number(licensed(ollama[:1])[0])
+    for row in ollama:
+        entry = by_repository.get((row["hub_id"] or "").lower())
+        if entry is not None:
+            rows.append((row["tag"].lower(), entry.id, "ollama", number, 0))
+    for row in rows_of(data, "names"):
+        entry = by_repository.get(row["hub_id"].lower())
+        labels = licensed(row["sources"])
+        for name in row["names"]:
+            if entry is None or name["scheme"] not in SCHEMES:
+                continue
+            source = (
+                source_of(name["scheme"], labels)
+                or source_of("llmfit", labels)
+                or (labels[0] if labels else None)
+            )
+            if source is None:
+                continue
+            rows.append((name["name"].lower(), entry.id, name["scheme"], sources.number(source), 0))
+            if name["scheme"] in {"display", "gpustack", "lmstudio"}:
+                rows += _spelling_rows(
+                    name["name"], entry.id, name["scheme"], sources.number(source)
+                )
+    return rows
+
+
+def _without_repeats(rows: list[tuple[Cell, ...]]) -> list[tuple[Cell, ...]]:
+    """One row per spelling and model, at its tightest level; an exact name stays in addition."""
+    best: dict[tuple[Cell, Cell, bool], tuple[Cell, ...]] = {}
+    for row in sorted(rows, key=lambda row: (row[4], row[2] is None, str(row))):
+        best.setdefault((row[0], row[1], row[4] == 0), row)
+    return list(best.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--built", default=date.today().isoformat())  # noqa: DTZ011 - a day is enough
+    parser.add_argument("--output", type=Path, default=PACKAGED)
+    arguments = parser.parse_args()
+    tables = build(arguments.data, arguments.built)
+    write_sqlite(arguments.output, tables)
+    for name, rows in tables.items():
+        print(f"{name}: {len(rows):,} rows")
+    models = [row for row in tables["models"] if row[16] == "exact"]
+    print(
+        f"{len(models):,} models with an exact geometry, {arguments.output.stat().st_size:,} bytes"
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("collection", nargs="?", type=Path, default=TRUTH)
-    parser.add_argument("--docs", type=Path, action="append", default=[])
-    parser.add_argument("--versions", type=Path)
-    arguments = parser.parse_args(sys.argv[1:])
-    main(arguments.collection, arguments.docs, arguments.versions)
+    main()

@@ -75,6 +75,10 @@ class NotFoundError(SourceError):
         super().__init__(message)
 
 
+class AmbiguousNameError(NotFoundError):
+    """Several different models have this name: `candidates`."""
+
+
 class RemoteInspectError(SourceError):
     """A light remote inspection could not be done; a full download may still work.
 

@@ -19,8 +19,10 @@ from tests.thoroughness import sampled
 
 from edgekit.cli import main
 from edgekit.errors import RemoteInspectError
-from edgekit.index import read_catalog
+from edgekit.index import index_entries
+from edgekit.index.database import header_of
 from edgekit.sources.address import host_of, redact, redirect_target
+from edgekit.units import Basis
 
 ESCAPE = "\x1b[31m\nX\x07\u202e"  # colour, newline, bell, right-to-left override
 COMMANDS = (
@@ -75,7 +77,7 @@ def with_escape(config: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]
     return changed
 
 
-CONFIGS = {entry.id: json.loads(json.dumps(dict(entry.config), default=dict)) for entry in read_catalog().entries if entry.config}  # fmt: skip
+CONFIGS = {entry.id: json.loads(json.dumps(dict(header_of(entry).config), default=dict)) for entry in index_entries() if entry.basis is Basis.EXACT and "config" in entry.forms}  # fmt: skip
 CHOSEN = ("llama-3.1-8b", "deepseek-v2-lite", "gemma-3-27b", "gpt-oss-20b")
 CASES = [
     (name, path, COMMANDS[number % len(COMMANDS)])

@@ -19,7 +19,7 @@ from edgekit.bill.types import Load, Task, Variant
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError
-from edgekit.index import read_catalog
+from edgekit.index import read_index
 from edgekit.index.names import find_entry
 from edgekit.index.types import Entry
 from edgekit.machine.types import Machine
@@ -82,7 +82,7 @@ def rank(plan: Plan | None) -> tuple[float, ...]:
 
 
 def entries() -> Iterator[Entry]:
-    for entry in read_catalog().entries:
+    for entry in read_index().entries:
         if LONG or entry.id in CHOSEN:
             yield entry
 

@@ -21,9 +21,9 @@ from tests.web.serving import LOCAL, ask, events, start
 
 from edgekit.cli import main
 from edgekit.engines import engine_named
-from edgekit.index import read_catalog
+from edgekit.index import read_index
 from edgekit.index.names import find_entry
-from edgekit.index.types import Catalog
+from edgekit.index.types import Index
 from edgekit.machine.types import Machine
 from edgekit.plan.recommend import rank_of, smallest_bytes
 from edgekit.request import Request as ModelRequest
@@ -102,8 +102,8 @@ def request_for(machine: Machine, engine: str = "llama.cpp", **limits: Any) -> M
 
 
 def cards_of(ids: tuple[str, ...], request: ModelRequest) -> Iterator[Card]:
-    catalog = Catalog(entries=tuple(find_entry(name) for name in ids))
-    return Maker(LOCAL).cards(request, catalog)
+    catalog = Index(entries=tuple(find_entry(name) for name in ids))
+    return Maker(LOCAL).cards(request, catalog.entries)
 
 
 def without_because(speed: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def test_unexpected_error_for_one_model_does_not_stop_the_others(
         raise ZeroDivisionError
 
     maker, request = Maker(LOCAL), request_for(SMALL.find_machine())
-    entries = Catalog(entries=(find_entry("qwen3-0.6b"), find_entry("qwen2.5-0.5b")))
+    entries = [find_entry("qwen3-0.6b"), find_entry("qwen2.5-0.5b")]
     monkeypatch.setattr("edgekit.web.cards.task_to_plan", break_down)
     cards = list(maker.cards(request, entries))
     assert [card["status"] for card in cards] == ["refused", "refused"]
@@ -143,7 +143,7 @@ def test_unexpected_error_for_one_model_does_not_stop_the_others(
 
 
 def test_cards_already_made_are_skipped() -> None:
-    entries = Catalog(entries=(find_entry("qwen3-0.6b"), find_entry("qwen2.5-0.5b")))
+    entries = [find_entry("qwen3-0.6b"), find_entry("qwen2.5-0.5b")]
     cards = Maker(LOCAL).cards(
         request_for(SMALL.find_machine()), entries, frozenset({"qwen3-0.6b"})
     )
@@ -172,7 +172,7 @@ def test_cards_sort_in_the_order_of_recommend(capsys: pytest.CaptureFixture[str]
 
 def test_sort_entries_by_where_they_fit_then_by_rank() -> None:
     machine = ModelRequest(devices=("RTX 4090",), ram="64G").find_machine()
-    entries = sort_entries(read_catalog().entries, machine, "llama.cpp")
+    entries = sort_entries(read_index().entries, machine, "llama.cpp")
     capacities = (machine.devices[0].free_bytes, engine_named("llama.cpp").capacity_bytes(machine))
     # 0: fits the GPU; 1: fits all memory; 2: does not fit.
     groups = [sum(smallest_bytes(entry) > size for size in capacities) for entry in entries]
@@ -197,7 +197,7 @@ def users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("users_model")
 def test_card_of_a_users_model_needs_its_file_inside_models_dir(tmp_path: Path) -> None:
     request = request_for(ModelRequest(ram="32G").find_machine())
-    entries = Catalog(entries=(find_entry("mine"),))
+    entries = [find_entry("mine")]
     (outside,) = Maker(LOCAL).cards(request, entries)
     assert outside["status"] == "refused"
     assert "--models-dir" in outside["told"]
@@ -211,7 +211,7 @@ def test_card_of_a_public_server_shows_no_folder(users_model: Path, tmp_path: Pa
     users_model.write_bytes(b"GGUF" + b"\xff" * 60)
     request = request_for(ModelRequest(ram="32G").find_machine())
     public = replace(LOCAL, host="0.0.0.0", models_dirs=(tmp_path.resolve(),))
-    (card,) = Maker(public).cards(request, Catalog(entries=(find_entry("mine"),)))
+    (card,) = Maker(public).cards(request, [find_entry("mine")])
     assert card["status"] == "refused"
     assert card["told"].startswith(f"{users_model.name}: GGUF version")
 
@@ -265,7 +265,7 @@ def test_stream_has_machine_cards_and_end(address: str) -> None:
     assert {card["event"] for card in cards} == {"card"}
     assert machine["data"]["name"] == "8 GiB RAM"
     ids = {card["data"]["id"] for card in cards}
-    assert ids == {entry.id for entry in read_catalog().entries}
+    assert ids == {entry.id for entry in read_index().entries}
     assert len(cards) == len(ids) == machine["data"]["count"] == end["data"]["count"]
     assert end["data"].keys() == {"count"}
     assert {card["data"]["status"] for card in cards} == {"refused"}

@@ -23,7 +23,6 @@ from tests.web.serving import OPEN, ask, start, stuck_hub
 from edgekit.app.estimate import price_loads
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.errors import CancelledError, NotFoundError
-from edgekit.index import read_catalog
 from edgekit.model import open_model
 from edgekit.request import Session
 from edgekit.sources.types import Origin, Reach
@@ -296,7 +295,7 @@ def test_projector_of_a_remote_model_is_cached_as_long_as_the_model(
     model = open_model(str(write_model(tmp_path)))
     assert model.files is not None
     model = replace(model, files=replace(model.files, origin=origin))
-    cached = web_models.CachedModel(name="org/name", catalog=read_catalog(), found=model)
+    cached = web_models.CachedModel(name="org/name", found=model)
     now_s, calls = time.monotonic(), []
 
     def record_price_loads(*arguments: Any) -> Any:

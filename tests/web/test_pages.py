@@ -16,7 +16,7 @@ from tests.web.conftest import MACHINE, MakeVisit, Site
 from tests.web.serving import start_process
 
 from edgekit.cli import main
-from edgekit.index import read_catalog
+from edgekit.index import read_index
 from edgekit.units import format_bytes
 
 VERDICTS = {"passed": "Fits", "warning": "Tight", "failed": "Does not fit", "refused": "Cannot run"}
@@ -64,7 +64,7 @@ def test_home_has_a_card_with_a_verdict_for_every_model(
     make_visit: MakeVisit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = home(make_visit)
-    catalog = {entry.id for entry in read_catalog().entries}
+    catalog = {entry.id for entry in read_index().entries}
     assert set(visible_ids(page)) == catalog
     statuses: dict[str, str] = page.evaluate(
         "Object.fromEntries([...document.querySelectorAll('li[data-id]')].map(card => [card.dataset.id, card.dataset.status]))"
@@ -137,7 +137,7 @@ def test_filters_and_order_are_kept_in_the_url(make_visit: MakeVisit) -> None:
     expect(page.get_by_label("Task")).to_have_value("embedding")
     expect(page.get_by_label("Fits only")).to_be_checked()
     assert visible_ids(page) == embedders
-    entries = {entry.id: entry for entry in read_catalog().entries}
+    entries = {entry.id: entry for entry in read_index().entries}
     sizes = [entries[embedder].parameters or 0 for embedder in embedders]
     assert sizes == sorted(sizes)
     assert all(
@@ -240,7 +240,7 @@ def test_unchecked_models_are_not_counted_as_failed(
     make_visit: MakeVisit, browser: Browser
 ) -> None:
     page = make_visit(expected_faults=(r"status of 400",)).open("/?device=nonsense&fits=1")
-    count = len(read_catalog().entries)
+    count = len(read_index().entries)
     expect(
         page.get_by_role("main").get_by_text(f"{count} models, not checked", exact=True)
     ).to_be_visible()

@@ -93,11 +93,11 @@ def assume(name: str, request: Request) -> EstimateAnswer:
         raise UsageError(
             f"--assume ignores {unused}: its rule of thumb knows only the size, the quantisation and the context"
         )
-    from edgekit.index import read_catalog
+    from edgekit.index import read_index
     from edgekit.plan.assumed import assumed_choice, assumed_estimate, from_name
 
     model = from_name(name, mix=values.get("mix") or request.quant)
-    choice = assumed_choice(model, read_catalog().entries)
+    choice = assumed_choice(model, read_index().entries)
     load, wired = Load(context_tokens=values.get("context")), engine_named(engine).wires_memory
     assumed = model if choice is None else choice.assumed
     allocated = assumed_estimate(assumed, load, engine=engine, wired=wired)

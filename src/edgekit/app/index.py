@@ -14,9 +14,10 @@ from edgekit.formats.mixes import stated_mix
 from edgekit.formats.quantization import count_weights
 from edgekit.formats.types import ModelHeader
 from edgekit.index.names import family_of, id_of, kinds_of
+from edgekit.index.records import forms_of
 from edgekit.index.store import save_entry
 from edgekit.index.tensor_runs import runs_of
-from edgekit.index.types import Entry, Size, Source
+from edgekit.index.types import Entry, Size, Source, StoredHeader
 from edgekit.model import OpenModel, open_config, open_model
 from edgekit.model.inspect import active_elements
 from edgekit.model.tensors import expected_tensors
@@ -28,10 +29,11 @@ from edgekit.units import Basis
 
 AS_STORED = "as stored"
 _OUTSIDE_KEYS = ("general.architecture", "general.type")
+_HEADER = ("keys", "tensors", "config")
 _LISTED = 64  # at most this many of a repository's quantisations are read
 _COMPARED = (
-    "architecture", "parameters", "active_parameters", "native_context", "vocabulary", "kinds", "sizes", "keys",
-    "tensors", "config", "repository",
+    "architecture", "parameters", "active_parameters", "native_context", "vocabulary", "kinds", "sizes", "header",
+    "repository",
 )  # fmt: skip
 
 
@@ -63,11 +65,15 @@ def entry_of(opened: OpenModel, reference: str, *, name: str | None = None) -> E
     quantisations = files.alternatives[:_LISTED] if files is not None else ()
     hub = hub_model_of(reference)
     header = f"the header of {opened.label}"
+    facts = facts_of(opened.model, entry_id, also=quantisations, found=header)
+    stored = StoredHeader(**{name: facts.pop(name) for name in _HEADER if name in facts})
     return Entry(
+        header=stored,
+        forms=forms_of(stored),
         id=entry_id,
         repository=hub.repo if hub is not None else None,
         reference=_stored_reference(reference, files),
-        **facts_of(opened.model, entry_id, also=quantisations, found=header),
+        **facts,
     )
 
 
@@ -81,11 +87,13 @@ def _stored_reference(reference: str, files: ModelFiles | None) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def facts_of(model: Model, name: str, *, found: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
+def facts_of(
+    model: Model, name: str, *, found: str, also: tuple[str, ...] = (), with_header: bool = True
+) -> dict[str, Any]:
     """The facts of an entry that can be read from its header, with the source of each.
 
     `found` describes that header in the sources ("the header of org/name"). `also` are quantisations whose sizes are
-    listed in addition to the usual ones.
+    listed in addition to the usual ones. `with_header`: also what the model can be rebuilt from.
     """
     header, geometry = model.header, model.geometry
     total, active, sources = _parameters(model, found)
@@ -104,7 +112,7 @@ def facts_of(model: Model, name: str, *, found: str, also: tuple[str, ...] = ())
             sees=any(tower.kind == "vision" for tower in geometry.towers),
         ),
         "sizes": tuple(sizes_of(model, also)),
-        **_stored_facts(header),
+        **(_stored_facts(header) if with_header else {}),
     }
     sources |= {field: read for field in ("native_context", "vocabulary") if facts[field]}
     by_name = Source(text="its name, and what its header says it is", basis=Basis.ASSUMED)

@@ -33,6 +33,7 @@ from edgekit.sources.filenames import MODEL_SUFFIXES, SHORT_MIXES, quant_tag
 from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:
+    from edgekit.index.types import Entry
     from edgekit.machine.types import Machine
     from edgekit.model.inspect import Inspection
     from edgekit.plan.assumed import AssumedChoice
@@ -165,6 +166,8 @@ def open_named(
         note = f"estimated from its name alone: {error}"
         return ResolvedModel(name=name, notes=(note,), assumed=assumed, missing=error)
     model = ResolvedModel.of(resolved)
+    if resolved.found is None and resolved.entry is not None and not resolved.entry.has_geometry:
+        return _assume_from_parameters(resolved, resolved.entry, quant)
     if quant is None:
         return model
     other_file = file_at(model.name, model.files, quant)
@@ -226,6 +229,39 @@ def _stated_quant(files: ModelFiles | None) -> str | None:
     return quant_tag(files.weights[0].name) if stored == AS_NAMED and files.weights else stored
 
 
+def _assume_from_parameters(
+    resolved: Resolved[OpenModel], entry: Entry, quant: str | None
+) -> ResolvedModel:
+    """A stand-in for a model of the index of which only the number of parameters is known.
+
+    Raises UsageError if not even that is known.
+    """
+    from edgekit.index import read_index
+    from edgekit.plan.assumed import AssumedModel, assumed_choice, bits_of
+
+    if not entry.parameters:
+        raise UsageError(
+            f"the index knows neither the layers nor the size of {entry.id}: give its repository "
+            f"({entry.repository}) with the network allowed, or a file"
+        )
+    mix = quant or resolved.quant or DEFAULT_MIX
+    model = AssumedModel(
+        name=entry.id,
+        parameters=entry.parameters,
+        has_experts=entry.active_parameters != entry.parameters,
+        bits_per_weight=bits_of(mix),
+        mix=mix,
+    )
+    choice = assumed_choice(model, read_index().entries)
+    missing = UsageError(
+        f"the index does not know the layers of {entry.id}: give its repository or a file"
+    )
+    return ResolvedModel.of(resolved, assumed=choice, missing=missing)
+
+
+DEFAULT_MIX = "Q4_K_M"  # of a model of which only the number of parameters is known
+
+
 def _assume_from_name(name: str) -> AssumedChoice | None:
     """A stand-in for a model of which only this name is known; None if it does not state size and quantisation.
 
@@ -233,14 +269,14 @@ def _assume_from_name(name: str) -> AssumedChoice | None:
     """
     if any(sign in name for sign in "/\\:") or name.lower().endswith(MODEL_SUFFIXES):
         return None
-    from edgekit.index import read_catalog
+    from edgekit.index import read_index
     from edgekit.plan.assumed import UNSTATED_MIX, assumed_choice, from_name
 
     try:
         model = from_name(name)
     except UsageError:
         return None
-    return None if model.mix == UNSTATED_MIX else assumed_choice(model, read_catalog().entries)
+    return None if model.mix == UNSTATED_MIX else assumed_choice(model, read_index().entries)
 
 
 Answer = TypeVar("Answer")

@@ -11,6 +11,7 @@ from edgekit.app.open import ResolvedModel, answer_with_fallback, choose_file, o
 from edgekit.bill.types import Drafter, Task
 from edgekit.engines import either, engine_named, planned_engines
 from edgekit.errors import UsageError
+from edgekit.index import related_entries
 from edgekit.plan.commands import ready_commands
 from edgekit.plan.plan import (
     Plan,
@@ -110,8 +111,8 @@ def task_to_plan(resolved: ResolvedModel, request: Request, session: Session) ->
     drafters: tuple[Drafter, ...] = ()
     if request.drafter and rules.drafts and not resolved.embeds:
         drafters = own_drafter(opened.model)
-        if entry is not None and resolved.catalog is not None:
-            drafters += catalog_drafters(entry, resolved.catalog.entries)
+        if entry is not None:
+            drafters += catalog_drafters(entry, related_entries(entry))
     return replace(
         task,
         model=variants[0].model if variants else opened.model,

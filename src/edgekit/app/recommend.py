@@ -30,9 +30,9 @@ from edgekit.errors import (
     RefusedError,
     UnknownArchitectureError,
 )
-from edgekit.index import read_catalog
+from edgekit.index import read_index
 from edgekit.index.names import base_note
-from edgekit.index.types import Catalog, Entry, ModelPurpose
+from edgekit.index.types import Entry, Index, ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.plan.choice import READING_TOKENS_PER_S, check_users
 from edgekit.plan.fit import MINIMUM_TOKENS
@@ -93,14 +93,14 @@ def complete(request: Request) -> Request:
 
 
 def recommend(
-    request: Request, session: Session = OFFLINE, catalog: Catalog | None = None
+    request: Request, session: Session = OFFLINE, catalog: Index | None = None
 ) -> Recommendation:
     """The result of `find_best`, whose models are stored: a repeated request only plans them again.
 
     Two requests count as the same if the free memory, rounded down to STEP_BYTES, is the same; the plans always use the
     memory that is free now. Raises UsageError, and HardwareError if the machine has no hardware for the engine.
     """
-    catalog = read_catalog() if catalog is None else catalog
+    catalog = read_index() if catalog is None else catalog
     request = complete(request)
     ranked = ranked_for(request.purpose or ModelPurpose.CHAT, catalog.entries)
     key = key_of(request, with_rounded_memory(request.find_machine()), ranked)
@@ -393,7 +393,7 @@ def key_of(request: Request, machine: Machine, entries: Iterable[Entry]) -> str:
         engine.version(engine.default_setup()),
         replace(request, machine=None),
         (machine.system, machine.cores, ram, repr(cards), machine.measured),
-        [(entry, entry.keys, entry.config) for entry in entries],
+        [(entry, entry.header) for entry in entries],
     )
     return hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
 

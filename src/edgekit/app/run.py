@@ -24,7 +24,6 @@ from edgekit.engines.flags import companions_in
 from edgekit.engines.program import Address, EngineStart, LocalWeights
 from edgekit.errors import EdgekitError, NotFoundError, RemoteNotFoundError, SourceError, UsageError
 from edgekit.formats.mixes import mix_by_name
-from edgekit.index import read_catalog
 from edgekit.index.names import entry_named
 from edgekit.index.repositories import Form, repositories_of
 from edgekit.index.types import ModelPurpose
@@ -359,10 +358,12 @@ def catalog_name(reference: str) -> tuple[Entry, str | None] | None:
     """The catalog entry and the quantisation of a name such as qwen3-8b:Q8_0. None for any other reference."""
     if is_here(reference) or "/" in reference:
         return None
-    entry, quant = entry_named(reference, read_catalog(), absolute=False)
-    if entry is None or entry.is_users or (quant is not None and mix_by_name(quant) is None):
+    match = entry_named(reference, absolute=False)
+    if match is None or match.entry.is_users:
         return None
-    return entry, quant
+    if match.quant is not None and mix_by_name(match.quant) is None:
+        return None
+    return match.entry, match.quant
 
 
 def open_published(

@@ -27,7 +27,6 @@ from edgekit.engines import engine_named, engine_names
 from edgekit.engines.flags import given_flags
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
 from edgekit.formats import limits
-from edgekit.index.types import Catalog
 from edgekit.model import open_config
 from edgekit.model.types import Model
 from edgekit.report.bill import bill_json, bill_text, explain_text, layers_table, sums_json
@@ -246,9 +245,8 @@ class BatchModels:
         try:
             if config is None:
                 return _Cached(resolved=open_named(reference, Session(reach=self._reach)))
-            empty = Catalog(entries=())
             opened = open_config(config)
-            return _Cached(resolved=ResolvedModel(name="config.json", catalog=empty, found=opened))
+            return _Cached(resolved=ResolvedModel(name="config.json", is_path=True, found=opened))
         except EdgekitError as error:
             error.__cause__ = error.__context__ = None  # they would keep the file's bytes in memory
             return _Cached(failure=error.with_traceback(None))

@@ -12,11 +12,11 @@ from edgekit.app.inspect import inspect
 from edgekit.cli.console import is_terminal, open_session, screen
 from edgekit.errors import EdgekitError, NotFoundError, UsageError
 from edgekit.formats.types import Depth
-from edgekit.index import listed, read_catalog
+from edgekit.index import entry_with_id, listed, read_index
 from edgekit.index.names import find_entry
 from edgekit.index.records import is_id
-from edgekit.index.store import forget_entry, packaged_entries
-from edgekit.index.types import Catalog
+from edgekit.index.store import forget_entry
+from edgekit.index.types import Index
 from edgekit.report.hardware import devices_json, devices_text, hardware_json, hardware_text
 from edgekit.report.index import (
     added_text,
@@ -62,7 +62,7 @@ def run_hardware(arguments: argparse.Namespace) -> str:
 
 def run_list(arguments: argparse.Namespace) -> str:
     """`catalog list`: the models that match the filters."""
-    catalog = read_catalog()
+    catalog = read_index()
     entries = [
         entry
         for entry in listed(catalog, kind=arguments.kind, family=arguments.family)
@@ -103,8 +103,10 @@ def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
     if arguments.json:
         rows = (entry_json(entry) for entry, _ in added)
         return json_text(outcomes_json("added", rows, failed)), code
-    packaged = {entry.id for entry in packaged_entries() if not isinstance(entry, str)}
-    lines = [added_text(entry, new=new, shadows=entry.id in packaged) for entry, new in added]
+    lines = [
+        added_text(entry, new=new, shadows=entry_with_id(entry.id) is not None)
+        for entry, new in added
+    ]
     lines += [f"not added: {name}: {error}" for name, error in failed]
     return lines_text(lines, screen(colour=False)), code
 
@@ -113,12 +115,12 @@ def run_remove(arguments: argparse.Namespace) -> str:
     """`catalog remove`: delete a model that the user added."""
     name = arguments.id
     if not forget_entry(name):  # first by its exact id, the only name of a damaged row
-        entries = read_catalog().entries
+        entries = read_index().entries
         if any(name.lower() == entry.id for entry in entries if not entry.is_users):
             raise UsageError(f"{name} is built in: only models that you added can be removed")
         added = tuple(entry for entry in entries if entry.is_users)
         try:
-            name = find_entry(name, Catalog(entries=added)).id
+            name = find_entry(name, Index(entries=added)).id
         except NotFoundError as error:
             message = f"you have not added a model named {name[:80]!r}"
             raise NotFoundError(message, candidates=error.candidates) from error
@@ -130,9 +132,9 @@ def run_remove(arguments: argparse.Namespace) -> str:
 
 def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
     """`catalog update`: what changed in each model. A model that cannot be read stays as it is."""
-    entries = tuple(entry for entry in read_catalog().entries if entry.is_users)
+    entries = tuple(entry for entry in read_index().entries if entry.is_users)
     if arguments.id is not None:
-        entries = (find_entry(arguments.id, Catalog(entries=entries)),)
+        entries = (find_entry(arguments.id, Index(entries=entries)),)
     changed: list[tuple[str, Mapping[str, tuple[object, object]]]] = []
     failed: list[tuple[str, EdgekitError]] = []
     for entry in entries:

@@ -1,4 +1,4 @@
-"""A catalog entry -> a model, as if its header had been read."""
+"""An entry of the index -> a model, as if its header had been read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from functools import lru_cache
 from edgekit.engines import engine_named
 from edgekit.errors import RefusedError
 from edgekit.formats.types import ModelHeader
+from edgekit.index.database import header_of
 from edgekit.index.repositories import original_repository
 from edgekit.index.tensor_runs import tensors_of
 from edgekit.index.types import Entry
 from edgekit.model import OpenModel, open_config, read_geometry
 from edgekit.model.types import Model
 from edgekit.sources.types import Container
+from edgekit.units import Basis
 
 CACHED_ENTRIES = 32  # about 1 MB each
 
@@ -25,25 +27,34 @@ def open_entry(entry: Entry, engine: str) -> OpenModel:
     The most recent models are cached, with their prepared results. Raises UsageError for an unknown engine,
     RefusedError if the entry has nothing that the engine loads, HeaderError if the entry is damaged.
     """
-    target = engine_named(engine)
-    # The repository that people run: a packaged entry may use the config of its base model.
+    target, stored = engine_named(engine), header_of(entry)
     original = "" if entry.is_users else original_repository(entry.id)
     repository = original or entry.repository or ""
-    if entry.keys and target.loads_gguf:
-        tensors = tensors_of(entry.tensors, name=entry.id)  # of the recorded quantisation
+    if stored.keys and target.loads_gguf:
+        tensors = tensors_of(stored.tensors, name=entry.id)  # of the recorded quantisation
         header = ModelHeader(
             name=entry.id,
             container=Container.GGUF,
-            keys=entry.keys,
+            keys=stored.keys,
             tensors=tensors,
             tensor_count=len(tensors),
             tensor_bytes=sum(tensor.size_bytes for tensor in tensors),
         )
         model = Model(header=header, geometry=read_geometry(header))
-        return OpenModel(label=entry.id, model=model, repository=repository)
-    if not entry.config:
+        return _as_certain(OpenModel(label=entry.id, model=model, repository=repository), entry)
+    if not stored.config:
         raise RefusedError(
-            f"the catalog has only the GGUF header of {entry.id}, which {target.name} cannot "
+            f"the index has only the GGUF header of {entry.id}, which {target.name} cannot "
             "load: give its safetensors repository or its config.json"
         )
-    return replace(open_config(entry.config, label=entry.id), repository=repository)
+    opened = open_config(stored.config, label=entry.id)
+    return _as_certain(replace(opened, repository=repository), entry)
+
+
+def _as_certain(opened: OpenModel, entry: Entry) -> OpenModel:
+    """The model, with a geometry that is no more certain than the entry's."""
+    if entry.basis is not Basis.ASSUMED:
+        return opened
+    because = "its own config is not in the index: put together from partial numbers"
+    geometry = replace(opened.model.geometry, basis=Basis.ASSUMED, because=because)
+    return replace(opened, model=Model(header=opened.model.header, geometry=geometry))

@@ -1,32 +1,77 @@
-"""The catalog of known models, with the source of every fact: EdgeKit's own and those that the user added."""
+"""The index of known models, with the source of every fact: EdgeKit's own, and the models that the user added."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgekit.index.types import Catalog, Entry
+    from edgekit.index.database import IndexFile
+    from edgekit.index.types import Entry, Index
 
 
-def read_catalog() -> Catalog:
+def read_index() -> Index:
     """All entries; a user's entry replaces EdgeKit's of the same id. Unreadable entries are listed in `problems`."""
-    from edgekit.index.store import packaged, stored_entries
-    from edgekit.index.types import Catalog, Entry
+    from edgekit.index.database import index_problem
+    from edgekit.index.store import stored_entries
+    from edgekit.index.types import Entry, Index
 
-    rows = (*packaged(), *stored_entries())
+    rows = (*index_entries(), *stored_entries())
     entries = {row.id: row for row in rows if isinstance(row, Entry)}
-    return Catalog(
+    problem = index_problem()
+    return Index(
         entries=tuple(entries[name] for name in sorted(entries)),
-        problems=tuple(row for row in rows if isinstance(row, str)),
+        problems=(*([problem] if problem else []), *(row for row in rows if isinstance(row, str))),
     )
 
 
-def listed(catalog: Catalog, *, kind: str | None = None, family: str | None = None) -> list[Entry]:
+def index_entries() -> tuple[Entry, ...]:
+    """All models of the index file, read once."""
+    from edgekit.index.database import index_file
+
+    return _entries_of(index_file())
+
+
+@cache
+def _entries_of(file: IndexFile) -> tuple[Entry, ...]:
+    return tuple(file.entries())
+
+
+def entry_with_id(name: str) -> Entry | None:
+    """EdgeKit's own entry with this id; None if there is none."""
+    from edgekit.index.database import index_file
+
+    return next(iter(index_file().entries("WHERE m.id = ?", (name,))), None)
+
+
+def users_entries() -> tuple[Entry, ...]:
+    """The models that the user added; unreadable ones are left out."""
+    from edgekit.index.store import stored_entries
+    from edgekit.index.types import Entry
+
+    return tuple(row for row in stored_entries() if isinstance(row, Entry))
+
+
+def related_entries(entry: Entry) -> tuple[Entry, ...]:
+    """The models of the same family whose geometry is exact, the most used first, one of each geometry."""
+    from edgekit.index.database import index_file
+
+    related: dict[int | None, Entry] = {}
+    condition = (
+        "WHERE m.family = ? AND m.basis = 'exact' AND g.forms != '' ORDER BY m.uses DESC, m.id"
+    )
+    for other in index_file().entries(condition, (entry.family,)):
+        related.setdefault(other.geometry, other)
+    users = (other for other in users_entries() if other.family == entry.family)
+    return (*users, *related.values())
+
+
+def listed(index: Index, *, kind: str | None = None, family: str | None = None) -> list[Entry]:
     """The models with this purpose whose family name starts with `family`."""
     prefix = (family or "").lower()
     return [
         entry
-        for entry in catalog.entries
+        for entry in index.entries
         if (kind is None or kind in {purpose.value for purpose in entry.kinds})
         and entry.family.lower().startswith(prefix)
     ]

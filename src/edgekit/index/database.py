@@ -106,7 +106,11 @@ class IndexFile:
         """'{"3": ["licence"]}' -> the source of every fact."""
         every_source = self.sources()
         return MappingProxyType(
-            {fact: every_source[int(key)] for key, facts in json.loads(text).items() for fact in facts}
+            {
+                fact: every_source[int(key)]
+                for key, facts in json.loads(text).items()
+                for fact in facts
+            }
         )
 
     @cache  # noqa: B019 - index files are opened once and live as long as the process
@@ -126,9 +130,7 @@ class IndexFile:
         try:
             unpacker = zlib.decompressobj()
             text = unpacker.decompress(rows[0][0], MAX_HEADER_BYTES)
-            if not unpacker.eof:
-                raise ValueError(f"more than {MAX_HEADER_BYTES:,} bytes, or cut off")
-            return read_header(json.loads(text))
+            return read_header(json.loads(text if unpacker.eof else b""))  # cut off, or too long
         except (ValueError, TypeError, IndexError, zlib.error, RecursionError) as error:
             raise HeaderError(f"header {geometry}: {error}", file=str(self.path)) from error
 

@@ -1,4 +1,7 @@
-"""Catalog entries as lines of JSON. Every value is checked on reading, because the file may have been edited."""
+"""Index entries as lines of JSON, as the user's own are stored.
+
+Every value is checked on reading, because the file may have been edited.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,15 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from edgekit.errors import HeaderError
-from edgekit.index.types import Entry, MeasuredSpeed, ModelPurpose, Size, Source
+from edgekit.index.types import (
+    NO_HEADER,
+    Entry,
+    MeasuredSpeed,
+    ModelPurpose,
+    Size,
+    Source,
+    StoredHeader,
+)
 from edgekit.units import Basis
 
 E = TypeVar("E", bound=enum.Enum)
@@ -38,6 +49,7 @@ def record_of(entry: Entry) -> str:
     facts_of: dict[Source, list[str]] = {}  # a source may have several facts
     for fact, source in entry.sources.items():
         facts_of.setdefault(source, []).append(fact)
+    header = entry.header or NO_HEADER
     as_json: dict[str, Any] = {
         "kinds": [kind.value for kind in entry.kinds],
         "sizes": {size.mix: [size.tensor_bytes, size.basis.value] for size in entry.sizes},
@@ -45,12 +57,13 @@ def record_of(entry: Entry) -> str:
             [speed.device, speed.tokens_per_s, speed.setting, speed.source]
             for speed in entry.speeds
         ],
-        "keys": dict(entry.keys),
-        "tensors": list(entry.tensors),
-        "config": dict(entry.config),
+        **header_json(header),
         "sources": [[source.text, source.basis.value, facts] for source, facts in facts_of.items()],
     }
-    raw = {name: as_json.get(name, getattr(entry, name)) for name in _READERS}
+    raw = {
+        name: as_json[name] if name in as_json else getattr(entry, name)
+        for name in (*_READERS, *_HEADER)
+    }
     filled = {name: value for name, value in raw.items() if value not in (None, "", [], {})}
     try:
         return json.dumps(filled, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -72,6 +85,8 @@ def read_record(line: object, *, where: str) -> Entry:
         for name, read in _READERS.items():
             if raw.get(name) is not None or name in _REQUIRED:
                 values[name] = read(raw.get(name))
+        name = ""
+        header = read_header(raw)
     except RecursionError as error:
         raise HeaderError("nested too deeply", file=where) from error
     except json.JSONDecodeError as error:
@@ -79,10 +94,37 @@ def read_record(line: object, *, where: str) -> Entry:
         raise HeaderError(text, file=where) from error
     except (ValueError, TypeError) as error:
         raise HeaderError(f"{name}: {error}" if name else str(error), file=where) from error
-    if not values.get("keys") and not values.get("config"):
+    forms = forms_of(header)
+    if not forms:
         text = "neither keys nor config: the model cannot be rebuilt from this"
         raise HeaderError(text, file=where)
-    return Entry(**values)
+    return Entry(**values, header=header, forms=forms)
+
+
+def header_json(header: StoredHeader) -> dict[str, Any]:
+    return {
+        "keys": dict(header.keys),
+        "tensors": list(header.tensors),
+        "config": dict(header.config),
+    }
+
+
+def read_header(raw: Any) -> StoredHeader:
+    """The keys, tensors and config of a JSON object. Raises ValueError or TypeError that says what is wrong."""
+    values = {}
+    for name, read in _HEADER.items():
+        if _object(raw).get(name) is None:
+            continue
+        try:
+            values[name] = read(raw[name])
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{name}: {error}") from error
+    return StoredHeader(**values)
+
+
+def forms_of(header: StoredHeader) -> tuple[str, ...]:
+    """The forms of `Entry.forms` that the header has."""
+    return (("gguf",) if header.keys else ()) + (("config",) if header.config else ())
 
 
 def _no_number(word: str) -> object:
@@ -138,7 +180,7 @@ def _kinds(value: Any) -> tuple[ModelPurpose, ...]:
     return tuple(_member(ModelPurpose, name) for name in _list(value))
 
 
-def _sizes(value: Any) -> tuple[Size, ...]:
+def read_sizes(value: Any) -> tuple[Size, ...]:
     """Sizes from an object: mix -> [bytes, basis]."""
     sizes = []
     for mix, pair in _object(value).items():
@@ -221,11 +263,13 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {  # of the fields of Entry, in t
     "released": _text,
     "not_before": _text,
     "reference": _text,
-    "sizes": _sizes,
+    "sizes": read_sizes,
     "speeds": _speeds,
+    "sources": _sources,
+}
+_HEADER: Mapping[str, Callable[[Any], Any]] = {  # of the fields of StoredHeader
     "keys": _keys,
     "tensors": _tensor_runs,
     "config": _config,
-    "sources": _sources,
 }
 _REQUIRED = frozenset({"id", "family", "architecture"})

@@ -10,7 +10,6 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,26 +153,3 @@ def _connect(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
             f"the catalog is damaged ({error}): move the file away and add your models again",
             file=str(path),
         ) from error
-
-
-PATH = Path(__file__).with_name("models.jsonl")
-
-
-@cache
-def packaged() -> tuple[Entry | str, ...]:
-    """All of models.jsonl, read once."""
-    return tuple(packaged_entries())
-
-
-def packaged_entries(path: Path = PATH) -> Iterator[Entry | str]:
-    """An entry for each line, a sentence for each one that cannot be read."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        yield f"{path.name}: the built-in catalog cannot be read: {error}"
-        return
-    for number, line in enumerate(lines, 1):
-        try:
-            yield read_record(line, where=f"{path.name}, line {number}")
-        except HeaderError as error:
-            yield str(error)

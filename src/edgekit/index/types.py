@@ -49,6 +49,8 @@ class Source:
 
     text: str
     basis: Basis
+    licence: str | None = None  # of the source; None: not stated, or a measurement of our own
+    date: str | None = None  # when it was read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

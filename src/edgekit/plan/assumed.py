@@ -230,6 +230,7 @@ def _line(component: Component, size_bytes: Fraction | int, because: str) -> Mem
 
 ABOUT = 1.25  # sizes that differ by no more than this factor are about the same
 COMPARED_TOKENS = 32_768
+MOST_COMPARED = 40  # of the most used models: each has to be opened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,15 +286,18 @@ def assumed_choice(assumed: AssumedModel, entries: Iterable[Entry]) -> AssumedCh
     If there is none of about that size, the next larger one, else the largest. None if the catalog has no dense model.
     """
     size = assumed.parameters
+    one_of_each: dict[int | str, Entry] = {}
+    for entry in sorted(entries, key=lambda entry: -entry.uses):
+        if entry.basis is Basis.EXACT and entry.forms and ModelPurpose.EMBEDDING not in entry.kinds:
+            one_of_each.setdefault(entry.geometry or entry.id, entry)
     dense = [
         (entry.parameters, entry)
-        for entry in entries
-        if entry.parameters
-        and entry.parameters == entry.active_parameters
-        and ModelPurpose.EMBEDDING not in entry.kinds
+        for entry in one_of_each.values()
+        if entry.parameters and entry.parameters == entry.active_parameters
     ]
     by_size = sorted(dense, key=lambda candidate: candidate[0])
     about = [entry for count, entry in dense if size / ABOUT <= count <= size * ABOUT]
+    about = about[:MOST_COMPARED]
     next_larger = [entry for count, entry in by_size if count > size][:1]
     largest = [entry for _, entry in by_size[-1:]]
     load = Load(context_tokens=COMPARED_TOKENS)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from edgekit.errors import EdgekitError
+from edgekit.index.database import header_of
+from edgekit.index.records import header_json
 from edgekit.index.repositories import repositories_of
-from edgekit.index.types import Catalog, Entry
+from edgekit.index.types import NO_HEADER, Entry, Index
 from edgekit.report.json import SCHEMA, Json, error_json, fields
 from edgekit.report.text import (
     PLAIN,
@@ -26,7 +28,7 @@ _WORD_COLUMNS = frozenset({"model", "for", "from"})
 _UNKNOWN = "-"
 
 
-def catalog_text(entries: Sequence[Entry], catalog: Catalog, screen: Screen = PLAIN) -> str:
+def catalog_text(entries: Sequence[Entry], catalog: Index, screen: Screen = PLAIN) -> str:
     """The table, and the entries that could not be read."""
 
     def lines(screen: Screen) -> list[str]:
@@ -110,9 +112,9 @@ def entry_text(entry: Entry, screen: Screen = PLAIN) -> str:
         f"released {released}, licence {entry.licence or 'unknown'}",
         *([f"you added it from {entry.reference}"] if entry.reference else []),
     ]
-    runs_on = ["llama.cpp, from its GGUF header"] if entry.keys else []
-    if entry.config:
-        engines = "vLLM and MLX" if entry.keys else "llama.cpp, vLLM and MLX, if they support it"
+    runs_on = ["llama.cpp, from its GGUF header"] if "gguf" in entry.forms else []
+    if "config" in entry.forms:
+        engines = "vLLM and MLX" if runs_on else "llama.cpp, vLLM and MLX, if they support it"
         runs_on.append(f"{engines}, from its config.json")
     downloads = []
     for repository in () if entry.is_users else repositories_of(entry.id):
@@ -173,7 +175,7 @@ def lines_text(lines: Iterable[str], screen: Screen = PLAIN) -> str:
     return "\n".join(rows) + "\n"
 
 
-def catalog_json(entries: Sequence[Entry], catalog: Catalog) -> Json:
+def catalog_json(entries: Sequence[Entry], catalog: Index) -> Json:
     models = [entry_json(entry) for entry in entries]
     return {"schema": SCHEMA, "models": models, "problems": list(catalog.problems)}
 
@@ -185,7 +187,7 @@ def entry_json(entry: Entry, *, whole: bool = False) -> Json:
         **fields(entry, "native_context vocabulary"),
         "kinds": [kind.value for kind in entry.kinds],
         **fields(entry, "licence released not_before reference?"),
-        "forms": [*(["gguf"] if entry.keys else []), *(["config"] if entry.config else [])],
+        "forms": list(entry.forms),
         "sizes": [fields(size, "mix tensor_bytes basis") for size in entry.sizes],
         "speeds": [fields(speed, "device tokens_per_s setting source") for speed in entry.speeds],
         "sources": {
@@ -205,9 +207,7 @@ def entry_json(entry: Entry, *, whole: bool = False) -> Json:
             }
             for repository in (() if entry.is_users else repositories_of(entry.id))
         ],
-        "keys": dict(entry.keys),
-        "tensors": list(entry.tensors),
-        "config": dict(entry.config),
+        **header_json(header_of(entry) if entry.has_geometry else NO_HEADER),
     }
 
 

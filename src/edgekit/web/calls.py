@@ -22,7 +22,7 @@ from edgekit.engines.flags import Control, Flag, Whole
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 from edgekit.formats.types import Depth
-from edgekit.index import listed, read_catalog
+from edgekit.index import listed, read_index
 from edgekit.index.types import ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.report.bill import bill_json
@@ -196,7 +196,7 @@ def _curves(state: WebState, fields: Any, watch: CallWatch) -> Json:
 
 
 def _catalog(state: WebState, fields: Any, _: CallWatch) -> Json:
-    catalog = read_catalog()
+    catalog = read_index()
     kinds = [kind.value for kind in ModelPurpose]
     if fields.kind is not None and fields.kind not in kinds:
         raise UsageError(f"kind: {fields.kind[:40]!r} must be one of {', '.join(kinds)}")

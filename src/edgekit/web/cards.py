@@ -30,15 +30,16 @@ from edgekit.app.recommend import with_rounded_memory
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError
-from edgekit.index import read_catalog
+from edgekit.index import read_index
 from edgekit.index.resolve import CATALOG
-from edgekit.index.types import Catalog, Entry
+from edgekit.index.types import Entry, Index
 from edgekit.machine.types import Machine
 from edgekit.plan.plan import Plan, make_plan
 from edgekit.plan.recommend import rank_of, smallest_bytes
 from edgekit.report.cards import card_json, refused_card_json
 from edgekit.report.json import json_line
 from edgekit.request import Request, Session
+from edgekit.units import Basis
 from edgekit.web.failures import UNEXPECTED, TooManyError, failure_json
 from edgekit.web.jobs import PING_S, JobEvent, Wakeup
 from edgekit.web.references import allowed_reference, without_folders
@@ -108,11 +109,9 @@ class Cards:
         Of the request, machine, engine and limits count. Raises TooManyError if a new deck is needed and too many
         others are being followed.
         """
-        entries = read_catalog().entries
+        entries = checked_entries(read_index())
         # With the contents of the models that the user added, which may change while the server runs.
-        users_models = repr(
-            [(entry, entry.keys, entry.config) for entry in entries if entry.is_users]
-        )
+        users_models = repr([(entry, entry.header) for entry in entries if entry.is_users])
         machine = with_rounded_memory(request.find_machine())
         key = (machine, request.engine, request.max_use, request.reserve_bytes, users_models)
         with self._lock:
@@ -367,7 +366,9 @@ def work(connection: Connection, *, settings: WebSettings, idle_s: float = IDLE_
                 if isinstance(message, Cancellation):
                     orders.pop(message.number, None)
                 else:
-                    cards = maker.cards(message.request, read_catalog(), message.made_ids)
+                    cards = maker.cards(
+                        message.request, checked_entries(read_index()), message.made_ids
+                    )
                     orders[message.number] = cards
             if not orders:
                 return
@@ -388,16 +389,16 @@ class Maker:
         self._open_entry = lru_cache(maxsize=MOST_OPENED)(open_entry)
 
     def cards(
-        self, request: Request, catalog: Catalog, made_ids: frozenset[str] = frozenset()
+        self, request: Request, entries: Iterable[Entry], made_ids: frozenset[str] = frozenset()
     ) -> Iterator[Card]:
         """A card for each entry that has none yet. If its plan fails, the card says why."""
         (engine,), machine = request.engines, request.find_machine()
-        for entry in sort_entries(catalog.entries, machine, engine):
+        for entry in sort_entries(entries, machine, engine):
             if entry.id in made_ids:
                 continue
             try:
                 engine_named(engine).check_runs(machine)
-                yield card_json(entry, self._plan(entry, catalog, request))
+                yield card_json(entry, self._plan(entry, request))
                 continue
             except EdgekitError as error:
                 message = str(error)
@@ -407,15 +408,15 @@ class Maker:
             redacted = without_folders({"message": message}, self._settings)
             yield refused_card_json(entry, engine, redacted["message"])
 
-    def _plan(self, entry: Entry, catalog: Catalog, request: Request) -> Plan:
+    def _plan(self, entry: Entry, request: Request) -> Plan:
         """The plan of a model; from its files if they are known, otherwise from the catalog."""
-        model = self._open(entry, catalog, request.engines[0])
+        model = self._open(entry, request.engines[0])
         request = replace(request, drafter=False)
         if model.found is not None and model.files is not None:
             return plan_model(model, request, self._session, thorough=False)
         return make_plan(task_to_plan(model, request, self._session), thorough=False, helpful=False)
 
-    def _open(self, entry: Entry, catalog: Catalog, engine: str) -> ResolvedModel:
+    def _open(self, entry: Entry, engine: str) -> ResolvedModel:
         """The model as the catalog describes it; one that the user added, from its file if that can be read.
 
         That file is opened every time, because it may have changed. Raises NotAllowedError if it is outside the
@@ -427,7 +428,21 @@ class Maker:
             if model.found is not None:
                 return model
         opened = self._open_entry(entry, engine)
-        return ResolvedModel(name=entry.id, catalog=catalog, entry=entry, found=opened)
+        return ResolvedModel(name=entry.id, entry=entry, found=opened)
+
+
+CHECKED_MODELS = 160  # of EdgeKit's own: about a minute of planning
+
+
+def checked_entries(index: Index) -> list[Entry]:
+    """The models that the page checks by itself: the user's own, and the most used ones with an exact geometry."""
+    known = [
+        entry
+        for entry in index.entries
+        if not entry.is_users and entry.basis is Basis.EXACT and entry.forms and entry.kinds
+    ]
+    most_used = sorted(known, key=lambda entry: (-entry.uses, entry.id))[:CHECKED_MODELS]
+    return [*(entry for entry in index.entries if entry.is_users), *most_used]
 
 
 def sort_entries(entries: Iterable[Entry], machine: Machine, engine: str) -> list[Entry]:

@@ -19,12 +19,11 @@ from edgekit.app.estimate import NEXT_TO_MODEL
 from edgekit.engines import engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.errors import NotAllowedError, NotFoundError, UsageError
-from edgekit.index import read_catalog
-from edgekit.index.names import find_quantised, may_be_elsewhere, ollama_latest
+from edgekit.index.names import find_model, may_be_elsewhere
 from edgekit.index.resolve import CATALOG
 from edgekit.index.store import NAME as CATALOG_FILE
 from edgekit.index.store import stored_entries
-from edgekit.index.types import Catalog, Entry
+from edgekit.index.types import NO_HEADER, Entry, Index
 from edgekit.request import Request
 from edgekit.sources import locate, path_of
 from edgekit.sources.filenames import MODEL_SUFFIXES
@@ -125,7 +124,7 @@ def _check_users_entry(name: str, settings: WebSettings) -> None:
     if not users_catalog.entries:
         return
     try:
-        entry = find_quantised(ollama_latest(name) or name, users_catalog)[0]
+        entry = find_model(name, users_catalog).entry
     except NotFoundError:
         return
     if not may_open(entry, settings):
@@ -135,10 +134,10 @@ def _check_users_entry(name: str, settings: WebSettings) -> None:
 
 
 @lru_cache(maxsize=1)
-def _users_catalog(_stamp: tuple[str, Stamp]) -> Catalog:
+def _users_catalog(_stamp: tuple[str, Stamp]) -> Index:
     """The models that the user added; read again when the stamp of the catalog changes."""
     entries = (entry for entry in stored_entries() if isinstance(entry, Entry))
-    return Catalog(entries=tuple(entries))
+    return Index(entries=tuple(entries))
 
 
 def may_open(entry: Entry, settings: WebSettings) -> bool:
@@ -159,7 +158,7 @@ def shown_entry(entry: Entry, settings: WebSettings) -> Entry:
     """The entry, without its path and contents if its file may not be opened."""
     if may_open(entry, settings):
         return entry
-    return replace(entry, reference="", keys={}, tensors=(), config={})
+    return replace(entry, reference="", header=NO_HEADER)
 
 
 def catalog_stamp() -> tuple[str, Stamp]:
@@ -187,7 +186,7 @@ def may_need_network(reference: str) -> bool:
         return True
     try:
         name = reference[len(CATALOG) :] if has_prefix else reference
-        entry, _ = find_quantised(name, read_catalog())
+        entry = find_model(name).entry
     except NotFoundError:
         return True
     return entry.is_users and not is_local(entry.reference)

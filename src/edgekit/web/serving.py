@@ -24,7 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgekit.engines.process import check_port, connectable, in_address, in_use
 from edgekit.errors import EdgekitError, UsageError
-from edgekit.index import read_catalog
+from edgekit.index import read_index
 from edgekit.report.hardware import devices_json, hardware_json
 from edgekit.request import Request
 from edgekit.web.app import create_app
@@ -51,7 +51,7 @@ PATIENCE_S = 1.9  # then the process exits, even if a thread still waits for a s
 
 # Run in advance, so that the first page does not wait for them.
 _STEPS: tuple[Callable[[], object], ...] = (
-    read_catalog,
+    read_index,
     lambda: hardware_json(machine_now(Request())),
     devices_json,
 )

@@ -21,7 +21,7 @@ from edgekit.errors import (
     RefusedError,
     UsageError,
 )
-from edgekit.index import read_catalog
+from edgekit.index.database import header_of
 from edgekit.index.names import find_entry
 from edgekit.machine.types import Machine
 from edgekit.models import can_load, inspect_model_remote, model_preflight
@@ -93,11 +93,8 @@ def test_open_named_takes_the_entry_of_an_unreachable_repository() -> None:
     named = open_named("Qwen/Qwen3-8B")
     assert named.entry is not None
     assert (named.entry.id, named.found) == ("qwen3-8b", None)
-    (note,) = named.notes
-    assert note.startswith(
-        "taken from the catalog (qwen3-8b), because Qwen/Qwen3-8B could not be read: "
-    )
-    assert "127.0.0.1:9" in note
+    assert named.from_index.startswith("Qwen/Qwen3-8B could not be read: ")
+    assert "127.0.0.1:9" in named.from_index
 
 
 def test_open_named_refuses_an_unreachable_repository_without_an_entry() -> None:
@@ -107,7 +104,7 @@ def test_open_named_refuses_an_unreachable_repository_without_an_entry() -> None
 
 def test_resolved_model_without_a_model_is_refused() -> None:
     with pytest.raises(UsageError, match="neither opened nor in the catalog"):
-        ResolvedModel(name="x", catalog=read_catalog()).opened("llama.cpp")
+        ResolvedModel(name="x").opened("llama.cpp")
 
 
 @pytest.mark.parametrize("machine", [cards(24), mac(64), cpu(16)])
@@ -210,7 +207,7 @@ def test_verify_of_a_catalog_name_is_within_bounds(
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     """The config of a 32B: 61 GiB as stored, 18.4 GiB at Q4_K_M."""
-    config = json.dumps(find_entry("qwen3-32b").config, default=dict)
+    config = json.dumps(header_of(find_entry("qwen3-32b")).config, default=dict)
     tmp_path.joinpath("config.json").write_text(config)
     return str(tmp_path)
 

@@ -14,7 +14,7 @@ from tests.unit.plan.tasks import is_within, rated
 from edgekit.app.recommend import SLOW, TOO_LARGE, Recommendation, complete, find_best, task_for
 from edgekit.bill.types import ChangeKind
 from edgekit.errors import HardwareError
-from edgekit.index import read_catalog
+from edgekit.index import read_index
 from edgekit.index.names import find_entry
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine
@@ -303,7 +303,7 @@ def test_prefer_accurate_kv_shortens_the_context() -> None:
 
 def test_embedding_model_starts_with_embeddings() -> None:
     result = find_best(
-        read_catalog().entries, Request(machine=rated(cpu(16)), purpose=ModelPurpose.EMBEDDING)
+        read_index().entries, Request(machine=rated(cpu(16)), purpose=ModelPurpose.EMBEDDING)
     )
     assert result.suggestions
     for suggestion in result.suggestions:
@@ -332,7 +332,7 @@ def test_task_has_the_repository_of_its_weights() -> None:
 
 @pytest.mark.parametrize("machine", [rated(cpu(8)), rated(cards(8))], ids=["processor", "card"])
 def test_every_suggestion_of_the_catalog_fits(machine: Machine) -> None:
-    result = find_best(sampled(read_catalog().entries, each=5), Request(machine=machine))
+    result = find_best(sampled(read_index().entries, each=5), Request(machine=machine))
     assert len(result.suggestions) == 5
     assert all(is_within(suggestion.plan) for suggestion in result.suggestions)
     assert all(suggestion.plan.variant.is_good for suggestion in result.suggestions)

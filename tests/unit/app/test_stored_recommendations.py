@@ -21,8 +21,8 @@ from edgekit.app.recommend import (
     recommend,
     with_rounded_memory,
 )
-from edgekit.index import read_catalog
-from edgekit.index.types import Catalog
+from edgekit.index import read_index
+from edgekit.index.types import Index
 from edgekit.machine.types import Machine, MemoryLimit
 from edgekit.report.cards import cards_json
 from edgekit.request import Request
@@ -32,13 +32,13 @@ NAMES = ("qwen3-0.6b", "gemma-3-1b", "qwen3-30b-a3b")
 
 
 @pytest.fixture
-def catalog() -> Catalog:
-    return Catalog(entries=tuple(entry for entry in read_catalog().entries if entry.id in NAMES))
+def catalog() -> Index:
+    return Index(entries=tuple(entry for entry in read_index().entries if entry.id in NAMES))
 
 
 @pytest.fixture
-def single_model(catalog: Catalog) -> Catalog:
-    return Catalog(entries=tuple(entry for entry in catalog.entries if entry.id == "qwen3-0.6b"))
+def single_model(catalog: Index) -> Index:
+    return Index(entries=tuple(entry for entry in catalog.entries if entry.id == "qwen3-0.6b"))
 
 
 def assert_same(actual: Recommendation, expected: Recommendation) -> None:
@@ -58,12 +58,12 @@ def folder() -> Path:
     return Path(os.environ["EDGEKIT_CACHE"]) / "recommended"
 
 
-def recommend_from(catalog: Catalog, machine: Machine, **more: Any) -> Recommendation:
+def recommend_from(catalog: Index, machine: Machine, **more: Any) -> Recommendation:
     return recommend(Request(machine=machine, **more), catalog=catalog)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
-def test_named_pipe_instead_of_a_stored_answer_does_not_block(single_model: Catalog) -> None:
+def test_named_pipe_instead_of_a_stored_answer_does_not_block(single_model: Index) -> None:
     first = recommend_from(single_model, cpu(8))
     (path,) = folder().iterdir()
     path.unlink()
@@ -88,7 +88,7 @@ def test_named_pipe_instead_of_a_stored_answer_does_not_block(single_model: Cata
     ),
 )
 def test_stored_answer_equals_the_first(
-    catalog: Catalog, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    catalog: Index, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = recommend_from(catalog, machine)
     assert first.suggestions
@@ -112,7 +112,7 @@ def test_stored_answer_equals_the_first(
     ],
 )
 def test_damaged_answer_is_replaced_by_a_new_search(
-    single_model: Catalog, damage: Callable[[dict[str, Any]], object]
+    single_model: Index, damage: Callable[[dict[str, Any]], object]
 ) -> None:
     first = recommend_from(single_model, cpu(8))
     (path,) = folder().glob("*.json")
@@ -129,32 +129,32 @@ GARBAGE = (
 
 
 @pytest.mark.parametrize("body", GARBAGE, ids=range(len(GARBAGE)))
-def test_garbage_is_replaced_by_a_new_search(single_model: Catalog, body: bytes) -> None:
+def test_garbage_is_replaced_by_a_new_search(single_model: Index, body: bytes) -> None:
     first = recommend_from(single_model, cpu(8))
     (path,) = folder().glob("*.json")
     path.write_bytes(body)
     assert cards_json(recommend_from(single_model, cpu(8))) == cards_json(first)
 
 
-def test_changed_catalog_is_searched_again(catalog: Catalog) -> None:
+def test_changed_catalog_is_searched_again(catalog: Index) -> None:
     recommend_from(catalog, cpu(8))
     shorter = [
         replace(entry, native_context=2048) if entry.id == "gemma-3-1b" else entry
         for entry in catalog.entries
     ]
-    result = recommend_from(Catalog(entries=tuple(shorter)), cpu(8))
+    result = recommend_from(Index(entries=tuple(shorter)), cpu(8))
     assert "gemma-3-1b" not in [suggestion.entry.id for suggestion in result.suggestions]
 
 
 def test_unwritable_folder_is_ignored(
-    single_model: Catalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    single_model: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "file"))
     assert recommend_from(single_model, cpu(8)).suggestions
 
 
-def test_oldest_answers_are_removed(single_model: Catalog) -> None:
+def test_oldest_answers_are_removed(single_model: Index) -> None:
     recommend_from(single_model, cpu(8))
     for age in range(MOST_FILES + 5):
         old = folder() / f"{age}.json"
@@ -164,7 +164,7 @@ def test_oldest_answers_are_removed(single_model: Catalog) -> None:
     assert len(list(folder().glob("*.json"))) == MOST_FILES
 
 
-def test_plan_uses_the_memory_that_is_free_now(single_model: Catalog) -> None:
+def test_plan_uses_the_memory_that_is_free_now(single_model: Index) -> None:
     """To the byte, although the same stored answer serves for a little more or less free memory."""
     for free in (8 * GIB + STEP_BYTES // 3, 8 * GIB, 8 * GIB + 1):
         machine = replace(cpu(16), what_if=False, host=replace(host(16), free_bytes=free))

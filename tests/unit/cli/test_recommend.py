@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgekit.cli import main
-from edgekit.index import read_catalog
+from edgekit.index import read_index
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_task_selects_models_for_it(
 ) -> None:
     answer = recommend_json(capsys, "--ram", "8G", "--task", task, "--limit", "1")
     assert answer["task"] == kind
-    known = {entry.id: entry for entry in read_catalog().entries}
+    known = {entry.id: entry for entry in read_index().entries}
     assert ids(answer)
     for name in ids(answer):
         assert kind in {item.value for item in known[name].kinds}
@@ -124,7 +124,7 @@ def test_nothing_fits_names_the_smallest_model_and_what_to_add(
     assert first.startswith("Nothing fits for chat on 1 GiB RAM; nearest: ")
     nearest = first.split()[-1]
     chat = [
-        entry for entry in read_catalog().entries if "chat" in {kind.value for kind in entry.kinds}
+        entry for entry in read_index().entries if "chat" in {kind.value for kind in entry.kinds}
     ]
     sizes = {item.id: min(size.tensor_bytes for size in item.sizes if size.mix.startswith(("Q4", "IQ4"))) for item in chat}  # fmt: skip
     assert sizes[nearest] == min(sizes.values())

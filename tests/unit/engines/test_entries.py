@@ -19,7 +19,7 @@ def test_open_entry_of_a_gguf_header_is_refused_for_vllm() -> None:
 
 def test_open_entry_of_a_config_serves_every_engine() -> None:
     entry = find_entry("qwen3-32b")
-    assert not entry.keys
+    assert entry.forms == ("config",)
     assert {open_entry(entry, engine).label for engine in engine_names()} == {"qwen3-32b"}
 
 

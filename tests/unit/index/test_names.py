@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit.errors import NotFoundError
-from edgekit.index import read_catalog
+from edgekit.index import read_index
 from edgekit.index.names import family_of, find_entry, id_of, split_quant
 from edgekit.index.records import is_id
 
@@ -81,7 +81,7 @@ def test_find_entry_knows_common_spellings(name: str, entry: str) -> None:
 
 
 def test_find_entry_accepts_spaces_capitals_and_underscores() -> None:
-    catalog = read_catalog()
+    catalog = read_index()
     for entry in catalog.entries:
         for name in (entry.id.replace("-", " ").upper(), entry.id.replace("-", "_")):
             assert find_entry(name, catalog) is entry

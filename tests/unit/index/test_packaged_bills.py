@@ -16,13 +16,12 @@ from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.errors import EdgekitError
+from edgekit.index import index_entries
 from edgekit.index.names import find_entry
-from edgekit.index.store import packaged_entries
-from edgekit.index.types import Entry
 from edgekit.model.types import Model
 from edgekit.units import Basis
 
-FROM_HEADERS = {entry.id for entry in packaged_entries() if isinstance(entry, Entry) and entry.keys}
+FROM_HEADERS = {entry.id for entry in index_entries() if "gguf" in entry.forms}
 RECORDED = [(row["model"], row["quant"]) for row in models() if row["model"] in FROM_HEADERS]
 REQUESTS: dict[str, tuple[Load, dict[str, Any]]] = {
     "CPU": (Load(context_tokens=4096), {}),

@@ -9,12 +9,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.thoroughness import sampled
 
 from edgekit.errors import HeaderError, UnknownDtypeError
+from edgekit.index import index_entries
+from edgekit.index.database import header_of
 from edgekit.index.records import MAX_RECORD_CHARS, is_id, read_record, record_of
-from edgekit.index.store import PATH, packaged_entries
 from edgekit.index.tensor_runs import runs_of, tensors_of
-from edgekit.index.types import Entry, MeasuredSpeed, ModelPurpose, Size, Source
+from edgekit.index.types import (
+    Entry,
+    MeasuredSpeed,
+    ModelPurpose,
+    Size,
+    Source,
+    StoredHeader,
+)
 from edgekit.units import Basis
 
 ENTRY = Entry(
@@ -29,8 +38,11 @@ ENTRY = Entry(
     speeds=(
         MeasuredSpeed(device="RTX 4090", tokens_per_s=61.5, setting="Q4_K_M, 4k", source="me"),
     ),
-    keys={"general.architecture": "llama", "llama.attention.head_count_kv": (2, 0, 2)},
-    tensors=("blk.*.attn_q.weight 64x64 F16 0-1",),
+    forms=("gguf",),
+    header=StoredHeader(
+        keys={"general.architecture": "llama", "llama.attention.head_count_kv": (2, 0, 2)},
+        tensors=("blk.*.attn_q.weight 64x64 F16 0-1",),
+    ),
     sources={"parameters": Source(text="its header", basis=Basis.EXACT)},
     reference="./small.gguf",
 )
@@ -40,10 +52,11 @@ def test_record_round_trip() -> None:
     assert read_record(record_of(ENTRY), where="here") == ENTRY
 
 
-def test_record_round_trip_of_the_packaged_entries() -> None:
-    for entry in packaged_entries():
-        assert isinstance(entry, Entry)
-        assert read_record(record_of(entry), where="here") == entry
+def test_record_round_trip_of_packaged_headers() -> None:
+    for entry in sampled([entry for entry in index_entries() if entry.forms], each=20):
+        header = header_of(entry)
+        stored = replace(ENTRY, header=header, forms=entry.forms)
+        assert read_record(record_of(stored), where="here") == stored
 
 
 def test_record_of_leaves_out_unknown_fields() -> None:
@@ -116,7 +129,15 @@ def test_read_record_reads_or_rejects_any_value_of_a_field(field: str, value: An
     assert read_record(record_of(entry), where="here") == entry
 
 
-@given(st.sampled_from(PATH.read_text(encoding="utf-8").splitlines()), st.data())
+@given(
+    st.sampled_from(
+        [
+            record_of(replace(ENTRY, header=header_of(entry), forms=entry.forms))
+            for entry in sampled([entry for entry in index_entries() if entry.forms], each=40)
+        ]
+    ),
+    st.data(),
+)
 def test_read_record_rejects_a_truncated_line(line: str, data: st.DataObject) -> None:
     end = data.draw(st.integers(0, len(line) - 1))
     with pytest.raises(HeaderError):

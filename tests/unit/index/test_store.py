@@ -13,31 +13,32 @@ import pytest
 from tests.patience import PATIENCE_S
 
 from edgekit.errors import EdgekitError, HeaderError, SourceError
-from edgekit.index import read_catalog
+from edgekit.index import index_entries, read_index
 from edgekit.index.names import find_entry
 from edgekit.index.records import MAX_RECORD_CHARS, record_of
-from edgekit.index.store import NAME, forget_entry, packaged_entries, save_entry
-from edgekit.index.types import Entry
+from edgekit.index.store import NAME, forget_entry, save_entry
+from edgekit.index.types import Entry, StoredHeader
 
-PACKAGED = sum(isinstance(entry, Entry) for entry in packaged_entries())
+PACKAGED = len(index_entries())
 OWN = Entry(
     id="own",
     family="own",
     architecture="llama",
-    config={"model_type": "llama"},
+    forms=("config",),
+    header=StoredHeader(config={"model_type": "llama"}),
     reference="./own.gguf",
 )
 
 
 def own_ids() -> list[str]:
-    return [entry.id for entry in read_catalog().entries if entry.is_users]
+    return [entry.id for entry in read_index().entries if entry.is_users]
 
 
 def test_save_entry_adds_and_replaces_forget_entry_removes(data_folder: Path) -> None:
     assert save_entry(OWN)
     assert not save_entry(replace(OWN, parameters=7))
     assert find_entry("OWN").parameters == 7
-    assert len(read_catalog().entries) == PACKAGED + 1
+    assert len(read_index().entries) == PACKAGED + 1
     assert forget_entry("own")
     assert not forget_entry("own")
     assert own_ids() == []
@@ -46,13 +47,13 @@ def test_save_entry_adds_and_replaces_forget_entry_removes(data_folder: Path) ->
 def test_user_entry_takes_precedence_over_the_packaged_one(data_folder: Path) -> None:
     save_entry(replace(OWN, id="qwen3-8b"))
     assert find_entry("qwen3-8b").is_users
-    assert len(read_catalog().entries) == PACKAGED
+    assert len(read_index().entries) == PACKAGED
     forget_entry("qwen3-8b")
     assert not find_entry("qwen3-8b").is_users
 
 
 def test_reading_and_forgetting_create_no_folder(data_folder: Path) -> None:
-    read_catalog()
+    read_index()
     assert not forget_entry("own")
     assert not data_folder.exists()
 
@@ -73,7 +74,7 @@ def test_save_entry_from_several_processes_loses_nothing(data_folder: Path) -> N
     ]
     assert [writer.wait(timeout=PATIENCE_S) for writer in writers] == [0] * 4
     assert len(own_ids()) == 4 * 15
-    assert read_catalog().problems == ()
+    assert read_index().problems == ()
 
 
 def test_reading_and_saving_wait_for_a_writer(data_folder: Path) -> None:
@@ -92,7 +93,7 @@ def test_reading_and_saving_wait_for_a_writer(data_folder: Path) -> None:
 
 def problem_of_the_file(message: str) -> str:
     """The only problem of the catalog; the packaged entries are read all the same."""
-    catalog = read_catalog()
+    catalog = read_index()
     (problem,) = catalog.problems
     assert len(catalog.entries) == PACKAGED
     assert message in problem
@@ -127,8 +128,8 @@ def test_truncated_database_is_a_problem(data_folder: Path) -> None:
         save_entry(replace(OWN, id=f"own-{i}", repository="x" * 2000))
     path = data_folder / NAME
     os.truncate(path, 5000)
-    assert read_catalog().problems
-    assert len([e for e in read_catalog().entries if not e.is_users]) == PACKAGED
+    assert read_index().problems
+    assert len([e for e in read_index().entries if not e.is_users]) == PACKAGED
 
 
 def test_newer_schema_is_neither_read_nor_written(data_folder: Path) -> None:
@@ -182,7 +183,7 @@ def test_damaged_row_is_reported_and_the_others_are_read(
     with sqlite3.connect(data_folder / NAME) as database:
         database.execute("INSERT INTO entries VALUES (?, ?)", (name, record))
     database.close()
-    catalog = read_catalog()
+    catalog = read_index()
     (problem,) = catalog.problems
     assert message in problem
     assert "\x1b" not in problem

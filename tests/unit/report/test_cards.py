@@ -25,7 +25,7 @@ from tests.unit.report.plans import (
 )
 
 from edgekit.app.recommend import Recommendation, complete, find_best
-from edgekit.index import read_catalog
+from edgekit.index import read_index
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
 from edgekit.machine.what_if import requested_machine
@@ -90,7 +90,7 @@ def none_fits() -> Recommendation:
 @cache
 def best_of_the_catalog(device: str) -> Recommendation:
     machine = requested_machine(devices=(device,), ram="32G")
-    return find_best(sampled(read_catalog().entries, each=3), Request(machine=machine))
+    return find_best(sampled(read_index().entries, each=3), Request(machine=machine))
 
 
 TABLE = """\

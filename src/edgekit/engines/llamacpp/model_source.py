@@ -120,15 +120,11 @@ def published_gguf(label: str, mix: str, *, projector: bool = False) -> GgufSour
         reference = repository.name  # llama.cpp loads the only file without a tag
     words = ["-hf", reference]
     if not projector:
-        from edgekit.index.store import packaged
-        from edgekit.index.types import Entry, ModelPurpose
+        from edgekit.index import entry_with_id
+        from edgekit.index.types import ModelPurpose
 
-        entries = (
-            entry
-            for entry in packaged()
-            if isinstance(entry, Entry) and entry.id == repository.model
-        )
-        if any(ModelPurpose.VISION in entry.kinds for entry in entries):
+        entry = entry_with_id(repository.model)
+        if entry is not None and ModelPurpose.VISION in entry.kinds:
             words.append(NO_PROJECTOR)
     return GgufSource(words)
 
