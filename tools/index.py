@@ -567,36 +567,25 @@ def build(data: Path, built: str) -> dict[str, list[tuple[Cell, ...]]]:
             data, by_repository, licensed
         )
     ]
-    tables["evidence"] = [
-        (
-            by_repository[row.hub_id].id,
-            row.benchmark,
-            row.score,
-            row.date,
-            row.setting,
-            row.measured_by,
-            sources.number(row.source),
-        )
-        for row in evidence_rows(data)
-        if row.hub_id in by_repository
-    ]
-    tables["losses"] = [
-        (
-            row.what,
-            row.scheme,
-            row.model,
-            row.measure,
-            row.value,
-            row.error,
-            row.corpus,
-            row.date,
-            sources.number(row.source),
-        )
-        for row in loss_rows(data)
-    ]
+    for row in evidence_rows(data):
+        entry = by_repository.get(row["model"])
+        if entry is not None:
+            cells = (entry.id, row["benchmark"], float(row["score"]), row["date"], row["setting"])
+            number = sources.number(_published(row))
+            tables["evidence"].append((*cells, row["measured_by"], number))
+    for row in loss_rows(data):
+        cells = (row["what"], row["scheme"], row["model"], row["measure"], float(row["value"]))
+        number = sources.number(_published(row))
+        tables["losses"].append((*cells, row["error"], row["corpus"], row["date"], number))
     tables["sources"] = list(sources.rows())
     tables["meta"] = [("schema", str(SCHEMA)), ("built", built), ("tool", "tools/index.py")]
     return tables
+
+
+def _published(row: Mapping[str, Any]) -> Source:
+    """The source of a score or a loss."""
+    (source,) = licensed([row])
+    return source
 
 
 def _geometry(
