@@ -861,21 +861,28 @@ def check(rows: Sequence[Row], models: Mapping[str, Facts]) -> None:
         found = fit(
             [row for row in rest if (row.task is EMBEDDING) is embeds], models, rounds=CHECK_ROUNDS
         )
-        y = [row.y for row in tested]
-        abilities = [found.ability(found.terms(row.model, task))[0] for row in tested]
+        tested_models = list(dict.fromkeys(row.model for row in tested))
+        y = [
+            float(np.mean([row.y for row in tested if row.model == model]))
+            for model in tested_models
+        ]
+        abilities = [found.ability(found.terms(model, task))[0] for model in tested_models]
+        inputs = [inputs_of(model, models[model])[0] for model in tested_models]
         by_facts = [
             sum(
                 float(found.mean[found.index["effect", task, name]]) * value
-                for name, value in inputs_of(row.model, models[row.model])[0].items()
+                for name, value in item.items()
             )
-            for row in tested
+            for item in inputs
         ]
-        only = [inputs_of(row.model, models[row.model])[0] for row in tested]
-        doublings = [2 * item["age"] + item["size"] + item["active"] / 2 for item in only]
+        doublings = [2 * item["age"] + item["size"] + item["active"] / 2 for item in inputs]
         wide.append(
             (correlation(abilities, y), correlation(by_facts, y), correlation(doublings, y))
         )
-        print(f"{benchmark:26} {len(tested):3} " + " ".join(f"{value:5.2f}" for value in wide[-1]))
+        print(
+            f"{benchmark:26} {len(tested_models):3} "
+            + " ".join(f"{value:5.2f}" for value in wide[-1])
+        )
     means = np.mean(wide, axis=0)
     print(
         "rank correlation with a left-out benchmark: ability, size and age as fitted, size and age by rule:",

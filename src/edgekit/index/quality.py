@@ -183,6 +183,7 @@ def suits(hub_id: str, task: ModelPurpose, *, facts: Facts) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=2**14)
 def quality_of(hub_id: str, task: ModelPurpose, *, facts: Facts) -> Quality:
     """How good the model is at the task, without quantisation."""
     fit = _fit()
@@ -223,9 +224,9 @@ def predicted_ability(
     """Ability, standard deviation and basis of a model without scores: by size, age, kind and relatives."""
     fit = fit or _fit()
     about = fit.tasks[task]
-    inputs, missing = _likely(hub_id, facts, fit)
-    ability = sum(about["effects"][name] * value for name, value in inputs.items())
     family, series, is_own = _lineage(hub_id, facts, fit)
+    inputs, missing = _likely(hub_id, facts, fit, family, is_own=is_own)
+    ability = sum(about["effects"][name] * value for name, value in inputs.items())
     known = fit.families.get(family, {}).get(task.value)
     variance = about["model_variance"]
     basis = QualityBasis.NOT_MEASURED if known is None or not is_own else QualityBasis.FAMILY
@@ -271,13 +272,14 @@ def _lineage(hub_id: str, facts: Facts, fit: Fit) -> tuple[str, str, bool]:
     return family, series_of(hub_id, facts), is_own
 
 
-def _likely(hub_id: str, facts: Facts, fit: Fit) -> tuple[dict[str, float], tuple[str, ...]]:
+def _likely(
+    hub_id: str, facts: Facts, fit: Fit, family: str, *, is_own: bool
+) -> tuple[dict[str, float], tuple[str, ...]]:
     """What a prediction is made from, and which of it is unknown.
 
     What only the name of another publisher's version claims does not count, and it is as old as its family. A version
     number names a generation: later members of a measured family are not much newer.
     """
-    family, _, is_own = _lineage(hub_id, facts, fit)
     if not is_own:
         kinds = tuple(
             kind for kind in facts.kinds if kind not in (ModelPurpose.REASONING, ModelPurpose.CODE)
@@ -387,6 +389,7 @@ K_SHARE = (
 NOTHING = Loss(value=0.0, low=0.0, high=0.0, basis=LossBasis.NONE, source="")
 
 
+@functools.lru_cache(maxsize=512)
 def weights_loss(mix: str, *, native: str | None = None) -> Loss:
     """Points of quality that the weights lose at this type: 'Q4_K_M', 'MLX 4-bit', 'FP8', 'AWQ'.
 
@@ -406,6 +409,7 @@ def weights_loss(mix: str, *, native: str | None = None) -> Loss:
     return _loss_at("weights", name, bits)
 
 
+@functools.lru_cache(maxsize=512)
 def cache_loss(cache_k: str, cache_v: str) -> Loss:
     """Points of quality that K and V caches of these types lose in builds that rotate them (llama.cpp: April 2026)."""
     parts = []

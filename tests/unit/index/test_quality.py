@@ -114,6 +114,62 @@ def test_a_model_without_scores_never_ranks_above_a_better_measured_one(
         assert unmeasured.low <= measured.low
 
 
+@pytest.mark.parametrize(
+    ("task", "better", "worse"),
+    [
+        (
+            CODE,
+            [
+                "Qwen/Qwen3.6-27B",
+                "Qwen/Qwen3-Coder-30B-A3B-Instruct",
+                "openai/gpt-oss-120b",
+                "zai-org/GLM-4.5-Air",
+            ],
+            [
+                "bigcode/starcoder2-15b-instruct-v0.1",
+                "codellama/CodeLlama-34b-Instruct-hf",
+                "bigcode/starcoder2-3b",
+            ],
+        ),
+        (
+            CHAT,
+            [
+                "Qwen/Qwen3-32B",
+                "google/gemma-3-27b-it",
+                "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+            ],
+            [
+                "meta-llama/Llama-3.1-8B-Instruct",
+                "mistralai/Mistral-Nemo-Instruct-2407",
+                "google/gemma-2-9b-it",
+            ],
+        ),
+        (
+            VISION,
+            ["Qwen/Qwen2.5-VL-7B-Instruct"],
+            ["mistralai/Pixtral-12B-2409", "microsoft/Phi-3.5-vision-instruct"],
+        ),
+        (
+            EMBEDDING,
+            ["Qwen/Qwen3-Embedding-0.6B", "google/embeddinggemma-300m"],
+            [
+                "sentence-transformers/all-MiniLM-L6-v2",
+                "intfloat/e5-small",
+                "BAAI/bge-small-en-v1.5",
+            ],
+        ),
+    ],
+)
+def test_order_of_well_known_models(
+    task: ModelPurpose, better: list[str], worse: list[str]
+) -> None:
+    lows = [
+        [quality_of(model, task, facts=Facts()).low for model in models]
+        for models in (better, worse)
+    ]
+    assert min(lows[0]) > max(lows[1])
+
+
 @pytest.mark.parametrize("task", [CHAT, CODE, REASONING, VISION])
 def test_more_parameters_and_a_later_release_never_predict_less(task: ModelPurpose) -> None:
     value = quality_of(UNKNOWN, task, facts=LARGE).value
