@@ -24,7 +24,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,7 @@ LISTED_OTHERWISE = (
     ("deepseek-ai/deepseek-r1", "zero", ""),
     ("coherelabs/c4ai-command-r-08-2024", "+", ""),
 )
+MONTH = re.compile(r"[-_]2[3-9](?:0[1-9]|1[0-2])$")
 LEAST, MOST = 0.02, 0.985  # shares beyond these say nothing more about the ability
 
 
@@ -220,6 +221,14 @@ def known_models(folder: Path) -> dict[str, Facts]:
                 kinds=tuple(purposes[kind] for kind in item["kinds"] if kind in purposes),
             ),
         )
+    stem = {key: MONTH.sub("", key) for key in result}
+    sizes = {stem[key]: facts for key, facts in result.items() if facts.parameters}
+    for key, facts in result.items():  # a later month of the same model has its size
+        if not facts.parameters and stem[key] != key and stem[key] in sizes:
+            like = sizes[stem[key]]
+            result[key] = replace(
+                facts, parameters=like.parameters, active_parameters=like.active_parameters
+            )
     return result
 
 
