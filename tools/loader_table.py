@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 # Loaders with blocks of another kind, or two models in one: only the universal checks apply to them.
-NOT_READ = {"clef", "clip", "dflash", "eagle3", "gemma4-assistant", "graniteswitch", "hrm_text", "pockettts",
-            "qwen3tts", "qwen4exp", "t5", "t5encoder", "wavtokenizer-dec"}  # fmt: skip
+NOT_READ = {"clef", "clip", "dflash", "eagle3", "gemma4-assistant", "hrm_text", "pockettts", "qwen3tts", "t5",
+            "t5encoder", "wavtokenizer-dec"}  # fmt: skip
 ANY_SHAPE = "*"
 UNKNOWN = "unknown"
 
@@ -109,6 +109,22 @@ def statements(text: str, around: tuple[str, ...] = ()) -> Iterator[Statement]:
                 yield from statements(block_after(statement, lambda_.end() - 1), around)
         else:
             yield around, statement
+
+
+def without_choices(text: str) -> str:
+    """The text without lambdas that load a tensor in one of two shapes: their calls load one of any shape."""
+    pattern = re.compile(r"auto (\w+) = \[&\]\(\w+ (\w+)\) \{")
+    for found in [*pattern.finditer(text)]:
+        body = block_after(text, found.start())
+        created = re.search(r"return \w+ \? \w+ : create_tensor\(tn\(([^()]*)\)", body)
+        if created is None:
+            continue
+        loaded = f"create_tensor(tn({created[1]}), {{0}}, TENSOR_ALLOW_RESHAPE)"
+        text = text.replace(text[found.start() : found.end() + len(body) + 1], "", 1)
+        for call in {*re.findall(rf"\b{found[1]}\((\w+)\)", text)}:
+            one = re.sub(rf"\b{found[2]}\b", call, loaded)
+            text = text.replace(f"{found[1]}({call})", one)
+    return text
 
 
 def normal(expression: str, local: dict[str, str]) -> str:
@@ -224,7 +240,7 @@ def read_loader(
     early_exits: list[
         tuple[tuple[str, ...], str]
     ] = []  # (enclosing conditions, condition under which the block continues)
-    for context, statement in statements(bodies["load_arch_tensors"]):
+    for context, statement in statements(without_choices(bodies["load_arch_tensors"])):
         declared = re.match(
             r"(?:const )?(?:int|int64_t|uint32_t|bool|auto|size_t) (\w+) = (.+)$", statement
         )

@@ -170,10 +170,11 @@ def gated_with_ngrams(hyper: Hyper, types: Types) -> Mixers:
     dilation = hyper.number("ngram_size") or 3
     streams = hyper.number("stream_count") or 4
     elements = (kernel - 1) * dilation * streams * hyper.need("hidden")
-    numbers = hyper.items("ngram_layers") or ()  # counted from 1
+    first = 0 if hyper.gguf else 1
+    numbers = hyper.items("ngram_layers") or ()
     return tuple(
         replace(gated_delta(hyper), ngram_elements=elements)
-        if kind is LayerType.RECURRENT and i + 1 in numbers
+        if kind is LayerType.RECURRENT and i + first in numbers
         else layer
         for i, (kind, layer) in enumerate(zip(types, gated(hyper, types), strict=True))
     )
@@ -195,6 +196,13 @@ def with_convolutions(hyper: Hyper, types: Types) -> Mixers:
             ),
         )
         for layer in standard(hyper, types)
+    )
+
+
+def gated_encoder(hyper: Hyper, types: Types) -> Mixers:
+    """Clef: the same within the batch, without a cache."""
+    return tuple(
+        layer and NoCache(attention=replace(layer, gated=True)) for layer in standard(hyper, types)
     )
 
 
@@ -309,17 +317,25 @@ def latent(hyper: Hyper, types: Types) -> Mixers:
         if kind not in _ATTENDING:
             layers.append(None)
             continue
+        # Sliding layers may have widths of their own (dots3-note).
+        own = "window_" if kind is LayerType.WINDOW and hyper.number("window_latent_dim") else ""
         rope_dim = hyper.need("rope_dim")
         head_count = hyper.override("heads", i) or heads[i]
+        if own:
+            head_count = hyper.number("window_heads") or head_count
         absorbed = True
         if hyper.gguf:
             absorbed = bool(hyper.number("key_dim_mla")) and bool(hyper.number("value_dim_mla"))
-            even_share = hyper.need("hidden") // heads[i] if heads[i] else 0
-            key_dim = hyper.number("key_dim_mla" if absorbed else "key_dim") or even_share
-            value_dim = hyper.number("value_dim_mla" if absorbed else "value_dim") or even_share
+            even_share = hyper.need("hidden") // head_count if head_count else 0
+            key_dim = hyper.number(f"{own}key_dim_mla" if absorbed else "key_dim") or even_share
+            value_dim = (
+                hyper.number(f"{own}value_dim_mla" if absorbed else "value_dim") or even_share
+            )
         else:
-            key_dim = (hyper.override("nope_dim", i) or hyper.need("nope_dim")) + rope_dim
-            value_dim = hyper.number("value_dim") or hyper.need("hidden") // max(heads[i], 1)
+            nope_dim = hyper.override("nope_dim", i) or hyper.need(f"{own}nope_dim")
+            key_dim = nope_dim + rope_dim
+            even_share = hyper.need("hidden") // max(head_count, 1)
+            value_dim = hyper.number(f"{own}value_dim") or even_share
         if key_dim < rope_dim:
             raise HeaderError(
                 f"the key dimension {key_dim} is smaller than its rotary part ({rope_dim})",
@@ -327,7 +343,7 @@ def latent(hyper: Hyper, types: Types) -> Mixers:
             )
         layer = LatentAttention(
             heads=head_count,
-            latent_dim=hyper.override("latent_dim", i) or hyper.need("latent_dim"),
+            latent_dim=hyper.override("latent_dim", i) or hyper.need(f"{own}latent_dim"),
             rope_dim=rope_dim,
             key_dim=key_dim,
             value_dim=value_dim,
@@ -485,6 +501,11 @@ def gated_delta(hyper: Hyper) -> Recurrent:
         heads=heads,
         conv_kernel=kernel,
     )
+
+
+def momentary_delta(hyper: Hyper) -> Recurrent:
+    """Clef: a gated delta net whose states begin as zeros in every batch, and are not kept."""
+    return replace(gated_delta(hyper), conv_elements=0, state_elements=0)
 
 
 def kimi_delta(hyper: Hyper, *, width: int | None = None) -> Recurrent:

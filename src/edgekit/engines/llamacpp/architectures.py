@@ -19,6 +19,8 @@ DEFAULT_MIX = "Q4_K_M"
 class LlamaCppArchitecture:
     graph: str = ""  # the architecture whose graph it uses, if another
     first_build: int = 0  # for architectures added after April 2026
+    graph_since: int = 0  # the build that its graph was compared with, if not all of them
+    unimplemented: bool = False  # llama.cpp has the name, but no code for it
     layers_of_70b: int = 0  # layer count that llama.cpp labels "70B" (src/models/*.cpp)
     rope_sections: tuple[int, ...] = ()  # if config.json has none (conversion/qwen.py)
     default_mix: str = ""  # the mix it was released in: smaller ones lose accuracy
@@ -34,8 +36,12 @@ class LlamaCppArchitecture:
     # contexts and caches
     has_encoder: bool = False  # llama_model_has_encoder: an output for every token
     always_embeds: bool = False  # llama-context.cpp: output_reserve
+    embeds_streams: bool = False  # an embedding has every residual stream (n_embd_out_impl)
+    embeds_scores: bool = False  # an embedding is one number
     no_flash_attention: bool = False
     index_values: bool = False  # llama-kv-cache-msa.cpp: the indexer's cache has a V too
+    index_parts: int = 1  # rows of a key's width per cell in the indexer's cache
+    caches_router: bool = False  # one head after the last layer
     caches_empty_layers: bool = False  # layers without attention have a place in the cache
     # -sm tensor
     unsliced: bool = False  # llama-arch.cpp: llm_arch_supports_sm_tensor

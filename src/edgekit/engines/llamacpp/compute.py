@@ -26,6 +26,7 @@ from edgekit.engines.llamacpp.types import (
 from edgekit.engines.llamacpp.weights import HEAD, placed_tensors
 from edgekit.errors import RefusedError
 from edgekit.machine.types import HOST, Pool
+from edgekit.model.hyperparameters import MAX_NUMBER
 from edgekit.model.types import (
     HybridLayer,
     LatentAttention,
@@ -110,11 +111,19 @@ def output_line(model: Model, context: Context) -> MemoryLine:
     """The output buffer: logits, and embeddings if requested, for each sequence."""
     stated = model.geometry.vocabulary
     vocabulary = ASSUMED_VOCABULARY if stated is None else stated
-    embeds = context.embeddings or known_architecture(model.geometry.architecture).always_embeds
-    # Hyper-connections (DeepSeek-V4) output every stream of the hidden state.
-    count = model.header.keys.get(f"{model.geometry.architecture}.hyper_connection.count")
-    streams = count if isinstance(count, int) and 0 < count <= MOST_STREAMS else 1
-    hidden = model.geometry.hidden * streams if embeds else 0
+    name = model.geometry.architecture
+    facts = known_architecture(name)
+    hidden = 0
+    if context.embeddings or facts.always_embeds:
+        stated_width = model.header.keys.get(f"{name}.embedding_length_out")
+        hidden = model.geometry.hidden
+        if isinstance(stated_width, int) and 0 < stated_width <= MAX_NUMBER:
+            hidden = stated_width
+        count = model.header.keys.get(f"{name}.hyper_connection.count")
+        if facts.embeds_streams and isinstance(count, int) and 0 < count <= MOST_STREAMS:
+            hidden = model.geometry.hidden * count
+        if facts.embeds_scores:
+            hidden = 1
     wide = f"{vocabulary} logits" + (f" + {hidden} embedding" if hidden else "")
     return MemoryLine(
         component=Component.OUTPUT,

@@ -299,6 +299,14 @@ def _groups(
                     groups.setdefault((share, pool), []).append(layer.index)
             if mixer.streams:
                 attending.setdefault((mixer, placement.cache_pool(layer.index)), mixer)
+        if known_architecture(geometry.architecture).caches_router:
+            after = len(geometry.layers)
+            for mixer in [*attending.values()][-1:]:
+                router = (
+                    replace(mixer, heads=1, kv_heads=1) if isinstance(mixer, Attention) else mixer
+                )
+                for share, pool in shares_of(router, after, placement):
+                    groups.setdefault((share, pool), []).append(after)
         # Multi-token prediction blocks that have a cache although they are not run.
         first_build, end_build = PREDICTION_CACHED.get(geometry.architecture, (0, 0))
         last = next(reversed(attending.values()), None)
@@ -329,6 +337,8 @@ def _as_cached(mixer: LayerKind, architecture: str, rules: int) -> LayerKind:
     facts = known_architecture(architecture)
     if isinstance(mixer, LatentAttention) and rules < INDEXER_SINCE.get(architecture, 0):
         return replace(mixer, index_dim=0)
+    if facts.index_parts > 1 and isinstance(mixer, (Attention, LatentAttention)):
+        return replace(mixer, index_dim=mixer.index_dim * facts.index_parts)
     if facts.index_values and isinstance(mixer, Attention) and mixer.index_dim:
         return CachedLayer((*mixer.streams, Stream(name=INDEX_V, elements=mixer.index_dim)))
     if facts.caches_empty_layers and not mixer.streams:

@@ -212,7 +212,12 @@ def _notes(setup: LlamaCppSetup, conversion: Converted | None) -> Iterator[str]:
 def _check_architecture(model: Model, setup: LlamaCppSetup) -> None:
     """Raises RefusedError if this llama.cpp does not support the architecture. Models without keys are not checked."""
     name = model.geometry.architecture
-    first_build = known_architecture(name).first_build
+    facts = known_architecture(name)
+    first_build = facts.first_build
+    if model.header.keys and facts.unimplemented:
+        raise RefusedError(
+            f"llama.cpp {VERSION} does not support architecture {name!r}: it only has the name"
+        )
     if model.header.keys and setup.rules < first_build:
         raise RefusedError(
             f"llama.cpp {setup.version_name} does not support architecture {name!r}: it "

@@ -76,7 +76,8 @@ def _reasons(model: Model) -> Iterator[str]:
     checks = [*loader.checks]
     # K and V must be as wide as the cache rows; otherwise building the graph aborts.
     message = _failed("a->ne[0] == b->ne[0]")
-    if all(isinstance(layer.mixer, LatentAttention) for layer in model.geometry.layers):
+    mixers = [layer.mixer for layer in model.geometry.layers]
+    if all(isinstance(mixer, LatentAttention) and mixer.span is Span.ALL for mixer in mixers):
         checks.append(("not is_mla or n_embd_k_gqa == n_lora_kv + n_rot", message))
     if known_architecture(architecture).rotated_heads:
         checks.append(("n_embd_head_k == n_rot and n_embd_head_v == n_rot", message))
@@ -301,7 +302,11 @@ def _empty_blocks(model: Model) -> Iterator[str]:
     blocks = {block_number(tensor.name) for tensor in model.header.tensors}
     if None not in blocks:
         yield "the file has no tensors outside its blocks"
-    for block in range(len(model.geometry.layers) // model.geometry.loops):
+    count = len(model.geometry.layers) // model.geometry.loops
+    stack = model.header.keys.get("hrm_text.hrm.layers_per_stack")
+    if model.geometry.architecture == "hrm_text" and isinstance(stack, int):
+        count = min(count, 2 * stack)  # two stacks of blocks, which run several times
+    for block in range(count):
         if block not in blocks:
             yield f"the file has no tensors for block {block}"
 

@@ -41,7 +41,9 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 # llama-arch.cpp: LLM_TENSOR_LAYER_INPUT; they stay on the host.
 INPUT_TENSORS = frozenset({"token_embd", "position_embd", "token_types", "per_layer_token_embd"})
 # LLM_TENSOR_LAYER_REPEATING tensors without a block number belong to block 0.
-FIRST_BLOCK_TENSORS = frozenset({"token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"})
+FIRST_BLOCK_TENSORS = frozenset(
+    {"token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm", "hrm"}
+)
 # Tensors that every block uses: one copy in each pool that has a block.
 SHARED_TENSORS = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"})
 # LFM2 calls its output norm by the name of an embedding norm.
@@ -103,6 +105,8 @@ def place(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
     def compute() -> TensorPlacement:
         layers, loops = len(model.geometry.layers), model.geometry.loops
         blocks = layers + model.geometry.mtp_layers
+        if known_architecture(model.geometry.architecture).caches_router:
+            blocks += 1  # it counts as a layer
         pools = tuple(_block_pools(blocks, setup))
         return TensorPlacement(
             blocks=pools[:-1],

@@ -61,6 +61,10 @@ class Buffer:
 CPU = Buffer(name="CPU", alignment=32)  # ggml-impl.h: TENSOR_ALIGNMENT
 
 
+# Weights of which a graph copies slices: layers with other types of these are not alike.
+SLICED = ("ple_conv1d.weight",)
+
+
 class Weight(NamedTuple):
     """The size of a copied weight, by name: layers that are otherwise equal may have weights of different types."""
 
@@ -106,6 +110,8 @@ def _weight(tensor: GraphTensor) -> Weight | None:
     if match is None:
         return None
     if tensor.strides is not None:
+        if match[0].endswith(SLICED):
+            return None
         raise NoGraphError(f"only a part of {tensor.copied.name} is copied: its size is not known")
     before, number, after = match.groups()
     return Weight(before, int(number), after, tensor.ne)

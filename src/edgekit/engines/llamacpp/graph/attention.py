@@ -229,6 +229,12 @@ def input_k(build: Build) -> AttnInput:
     return AttnInput(base=_cache_input(build, build.sizes.n_kv, values=False))
 
 
+def input_k_windows(build: Build) -> AttnInput:
+    """The same with a second cache for sliding-window layers."""
+    base = _cache_input(build, build.sizes.n_kv, values=False)
+    return AttnInput(base=base, swa=_cache_input(build, build.sizes.n_kv_swa, values=False))
+
+
 def input_no_cache(build: Build, *, swa: bool = False) -> AttnInput:
     """build_attn_inp_no_cache: all tokens of the batch see each other."""
     n = build.n_tokens
@@ -264,11 +270,13 @@ def attend(
     inputs: AttnInput | None = None,
     extras: Extras = NO_EXTRAS,
     owner: int | None = None,
+    mask: GraphTensor | None = None,
     project: bool = True,
 ) -> GraphTensor:
     """build_attn with a K and a V cache. `project`: through the output projection.
 
-    `inputs`: if not those of all layers; `owner`: the layer whose cache is read, if not this one.
+    `inputs`: if not those of all layers; `owner`: the layer whose cache is read, if not this one; `mask`: if not the
+    cache's.
     """
     build, inputs = layer.build, inputs or layer.inputs.attn
     cache = inputs.of(layer)
@@ -282,25 +290,30 @@ def attend(
             build.expand(tensor)
     keys, values = store_and_read(layer, cache, k, v, layer.index if owner is None else owner)
     transposed = build.options.v_trans
-    cur = attn_mha(build, q, keys, values, cache.mask, extras, transposed=transposed)
+    cur = attn_mha(build, q, keys, values, mask or cache.mask, extras, transposed=transposed)
     if cache.v_rot is not None:
         cur = hadamard(build, cur, cache.v_rot)
     return project_output(layer, cur) if project else cur
 
 
 def attend_k(
-    layer: GraphLayer, qkv: QKV, *, mask: GraphTensor | None = None, project: bool = True
+    layer: GraphLayer,
+    qkv: QKV,
+    *,
+    mask: GraphTensor | None = None,
+    sinks: GraphTensor | None = None,
+    project: bool = True,
 ) -> GraphTensor:
     """build_attn with a K cache only (MLA): V is the first part of each K row. `mask`: if not the cache's."""
     build, (q, k, v) = layer.build, qkv
-    cache = layer.inputs.attn.base
+    cache = layer.inputs.attn.of(layer)
     for tensor in (q, v, k):
         build.expand(tensor)
     keys = _keys(layer, cache.n_kv, layer.index)
     store_rows(build, keys, k, cache.k_idxs)
     keys = read_heads(keys, layer.facts.n_embd_head_k, layer.facts.n_head_kv)
     values = ggml.view(keys, v.ne[0], *keys.ne[1:], strides=keys.nb[1:])
-    extras = Extras(v_mla=layer["attn_v_b"])
+    extras = Extras(v_mla=layer["attn_v_b"], sinks=sinks)
     cur = attn_mha(build, q, keys, values, mask or cache.mask, extras, transposed=False)
     return project_output(layer, cur) if project else cur
 

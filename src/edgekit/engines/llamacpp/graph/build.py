@@ -113,9 +113,17 @@ class Hparams:
             raise NoGraphError(str(error)) from error
         return numbers * self.geometry.loops
 
+    def block_of(self, il: int) -> int:
+        """The block whose weights layer `il` runs."""
+        if self.arch == "hrm_text":
+            size, low_runs = self.integer("hrm.layers_per_stack"), self.integer("hrm.l_cycles")
+            is_high = il // size % (low_runs + 1) == low_runs
+            return il % size + (size if is_high else 0)
+        return il % self.n_block
+
     def weights(self, il: int) -> dict[str, Tensor]:
         """The weights of the block that layer `il` runs."""
-        return self.by_layer.get(il % self.n_block, {})
+        return self.by_layer.get(self.block_of(il), {})
 
     @property
     def has_swa(self) -> bool:
@@ -200,7 +208,7 @@ class GraphSizes:
 
 
 # Image embeddings are already scaled: only token embeddings are multiplied by the constant.
-SCALED_IMAGES = frozenset({"gemma-embedding", "gemma3", "gemma3n", "gemma4"})
+SCALED_IMAGES = frozenset({"gemma-embedding", "gemma-embedding2", "gemma3", "gemma3n", "gemma4"})
 # The first build of each architecture in which multi-token prediction blocks read the last state of every token
 # (t_h_nextn; grep embeddings_nextn_masked in src/models).
 PREDICTS_SINCE = {
@@ -242,6 +250,7 @@ class GraphOptions:
     type_v: TensorType
     embeddings: bool
     streams: bool  # each sequence has its own cache
+    divided: bool = False  # the host has layers, and devices have others or the output
     rules: int  # a build of llama.cpp (Rules)
 
 
@@ -398,7 +407,7 @@ class Build:
     def block_weight(self, il: int, name: str) -> GraphTensor:
         """A weight of a block, shared by all layers that run the block."""
         entry = self.hparams.weights(il)[name]
-        return self._weight(f"blk.{il % self.hparams.n_block}.{name}", entry)
+        return self._weight(f"blk.{self.hparams.block_of(il)}.{name}", entry)
 
     def _weight(self, name: str, entry: Tensor) -> GraphTensor:
         if name not in self._tensors:
@@ -409,9 +418,13 @@ class Build:
         return self.tensor(f"{name}.weight")
 
     def __getitem__(self, name: str) -> GraphTensor:
-        tensor = self.weight(name)
+        return self.required(f"{name}.weight")
+
+    def required(self, name: str) -> GraphTensor:
+        """The required tensor of this name outside the layers."""
+        tensor = self.tensor(name)
         if tensor is None:
-            raise MissingTensorError(f"no tensor {name}.weight")
+            raise MissingTensorError(f"no tensor {name}")
         return tensor
 
     def cache(self, name: str, kind: TensorType, *dims: Size) -> GraphTensor:

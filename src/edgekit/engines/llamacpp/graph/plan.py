@@ -19,6 +19,7 @@ from edgekit.engines.llamacpp.architectures import architecture_names, known_arc
 from edgekit.engines.llamacpp.graph.allocator import (
     ALLOCATE,
     CPU,
+    SLICED,
     WHOLE,
     Buffer,
     Event,
@@ -66,6 +67,7 @@ class Target:
 
     key: Hashable
     outside: Hashable = None
+    divided: bool = False  # the host has layers, and devices have others or the output
     place: Callable[[Build], PlacedGraph]
     layer_key: Callable[[Hparams, int], Hashable] = lambda _hparams, _il: None
 
@@ -84,12 +86,16 @@ def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple
 
     Raises NoGraphError, and RefusedError where llama.cpp aborts.
     """
+    since = known_architecture(model.geometry.architecture).graph_since
+    if context.rules < since:
+        raise NoGraphError(f"its graph was not compared with builds before b{since}")
     values = load_values(context)
     # Loads with equal keys have graphs that differ only in sizes. Size 1 is a case of its own: that dimension may have
     # any stride.
     is_one = tuple(number == 1 for number in values.values())
     outputs_every_token = context.n_outputs == context.n_tokens
-    key: tuple[Hashable, ...] = (options_of(context), (is_one, outputs_every_token))
+    options = options_of(context, target)
+    key: tuple[Hashable, ...] = (options, (is_one, outputs_every_token))
     variables = {name: number if number == 1 else variable(name) for name, number in values.items()}
     plans = model.prepared(PreparedGraphs).plans
     plan = plans.get((target.key, key), lambda: _make_plan(model, context, target, key, variables))
@@ -111,7 +117,7 @@ def load_values(context: Context) -> dict[str, int]:
     }
 
 
-def options_of(context: Context) -> GraphOptions:
+def options_of(context: Context, target: Target = CPU_ONLY) -> GraphOptions:
     """The load's options that decide which nodes a graph has."""
     return GraphOptions(
         flash_attn=context.flash_attn,
@@ -120,6 +126,7 @@ def options_of(context: Context) -> GraphOptions:
         type_v=by_name(context.type_v.name.upper()),
         embeddings=context.embeddings,
         streams=context.kv_streams > 1,
+        divided=target.divided,
         rules=context.rules,
     )
 
@@ -176,7 +183,8 @@ def _read_facts(model: Model) -> GraphFacts:
                 f"ffn_{side}_{kind}.weight" for kind in ("exps", "shexp") for side in ("up", "gate")
             ]
             experts = tuple(weights[name].type.name for name in names if name in weights)
-        keys.append((facts, vectors, experts))
+        sliced = tuple(weights[name].type.name for name in SLICED if name in weights)
+        keys.append((facts, vectors, experts, sliced))
     numbers: dict[Hashable, int] = {}
     return GraphFacts(
         family=family,
@@ -218,7 +226,7 @@ def _make_structure(
     enabled = gc.isenabled()
     gc.disable()
     try:
-        build = build_graph(facts, sample, options_of(context), sizes_of(context, values))
+        build = build_graph(facts, sample, options_of(context, target), sizes_of(context, values))
         return fold_graph(build, sample, target)
     finally:
         if enabled:
@@ -562,11 +570,11 @@ _NODES_PER_TENSOR = 8
 _BUDGETS: Mapping[str, tuple[int, int]] = {
     "kimi-k3": (160, 64),
     "glm5-next": (160, 64),
-    "hrm-text": (80, 64),
+    "hrm_text": (80, 64),
     **dict.fromkeys(
         (
             *("qwen3next", "kimi-linear", "bailingmoe3", "qwen35", "qwen35moe", "qwen4exp"),
-            *("deepseek4", "nanbeige", "minimax-01", "minimax-m3", "hy-v4"),
+            *("deepseek4", "nanbeige", "minimax-01", "minimax-m3", "hy_v4", "clef"),
         ),
         (40, 32),
     ),

@@ -55,7 +55,7 @@ def spread(context: Context, placement: TensorPlacement, devices: tuple[DeviceSl
 
     def layer_key(hparams: Hparams, il: int) -> Hashable:
         """What a layer's placement depends on. Layers of a looped block differ: copies made by the first are reused."""
-        block = il % hparams.n_block
+        block = hparams.block_of(il)
         loop_layer = il if hparams.n_block < hparams.n_layer else None
         pool = placement.blocks[block]
         device = HOST_KEY if pool is HOST else pool.index
@@ -68,8 +68,10 @@ def spread(context: Context, placement: TensorPlacement, devices: tuple[DeviceSl
 
     return Target(
         key=("spread", placement, kinds, batches),
+        divided=HOST in placement.blocks and len({*placement.blocks, placement.output}) > 1,
         outside=(
             placement.output,
+            placement.blocks[-1:],  # it may be a router after the last layer
             placement.offload_kqv,
             _overridden(placement, None),
             kinds,
@@ -140,7 +142,10 @@ def _place(
 def _home(tensor: GraphTensor, placement: TensorPlacement, hparams: Hparams) -> Pool:
     """The pool that holds a weight or a cache."""
     if tensor.home is Home.CACHE:
-        return placement.cache_pool(int(tensor.name.rsplit("_l", 1)[1]) % hparams.n_block)
+        layer = int(tensor.name.rsplit("_l", 1)[1])
+        # Loops run the same blocks; a router's cache is after the last layer.
+        block = layer % hparams.n_block if layer < hparams.n_layer else layer
+        return placement.cache_pool(block)
     name, _, pool = tensor.name.partition("@")
     if pool and name not in placement.moved:
         return placement.pools[int(pool)]

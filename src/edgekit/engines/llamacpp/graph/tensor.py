@@ -202,6 +202,13 @@ class NoGraphError(EdgekitError):
     """No graph is known for the architecture, or the file does not describe one."""
 
 
+def number(size: Size) -> int:
+    """A size as an int, for graphs that are only built for loads with numbers (Build.only_numbers)."""
+    if isinstance(size, Dim):
+        raise NoGraphError(f"{size} is not known yet")
+    return size
+
+
 class ShapeError(NoGraphError):
     """Two tensors have incompatible shapes: llama.cpp would not load such a file."""
 

@@ -44,10 +44,9 @@ from edgekit.engines.llamacpp.graph.tensor import (
     F32,
     I32,
     I64,
-    Dim,
     GraphTensor,
     NoGraphError,
-    Size,
+    number,
     shape,
 )
 from edgekit.engines.llamacpp.types import CELL_PADDING, Rules
@@ -92,10 +91,10 @@ class Compression:
     @classmethod
     def of(cls, build: Build, name: str, ratio: int, width: int) -> Compression:
         """The sizes that llama.cpp reserves for this compression (dsv4_build_reserve_comp_plan)."""
-        sizes, tokens = build.sizes, _number(build.n_tokens)
-        streams, cells = _number(sizes.n_stream), _number(sizes.n_kv)
+        sizes, tokens = build.sizes, number(build.n_tokens)
+        streams, cells = number(sizes.n_stream), number(sizes.n_kv)
         halves = 2 if ratio == CSA_RATIO else 1
-        blocks = tokens // ratio + _number(sizes.n_seqs)
+        blocks = tokens // ratio + number(sizes.n_seqs)
         state_rows = halves * ratio * streams
         persisted = min(tokens, state_rows)
         packed = max(1, -(-cells // ratio))
@@ -157,7 +156,7 @@ class Compression:
     def _state(self, layer: GraphLayer, side: str) -> GraphTensor:
         """The rows of unfinished blocks in all streams (get_kv_all, get_score_all). `side`: "kv" or "score"."""
         name, width = f"{self.name}_state_{side}_l{layer.index}", self.halves * self.width
-        streams = _number(layer.build.sizes.n_stream)
+        streams = number(layer.build.sizes.n_stream)
         state = layer.build.cache(name, F32, width, self.state_rows // streams, streams)
         return ggml.view(state, width, self.state_rows, strides=(state.nb[1],))
 
@@ -176,13 +175,6 @@ class Compression:
         ]
         previous, current = (ggml.reshape(half, self.width, self.ratio, count) for half in halves)
         return ggml.concat(previous, current, 1)
-
-
-def _number(size: Size) -> int:
-    """A size as an int: build() makes sure that all sizes are numbers."""
-    if isinstance(size, Dim):
-        raise NoGraphError(f"{size} is not known yet")
-    return size
 
 
 def rotation(build: Build, width: int, *, always: bool = False) -> GraphTensor | None:
@@ -329,7 +321,7 @@ def _top_keys(
     strides = (weights.nb[1], weights.nb[2] // streams, weights.nb[3] // streams)
     weights = ggml.view(weights, heads, rows, 1, streams, strides=strides)
     score = ggml.lightning_indexer(q, keys, weights, index.mask)
-    count = min(_number(score.ne[0]), build.hparams.integer("attention.indexer.top_k"))
+    count = min(number(score.ne[0]), build.hparams.integer("attention.indexer.top_k"))
     return ggml.cont(ggml.top_k(score, count))
 
 
@@ -338,7 +330,7 @@ def _output(layer: GraphLayer, out: GraphTensor) -> GraphTensor:
     width, heads, tokens, _ = out.ne
     groups = layer.hparams.integer("attention.output_group_count")
     rank = layer.hparams.integer("attention.output_lora_rank")
-    first, group = layer["attn_output_a"], _number(width) * _number(heads) // groups
+    first, group = layer["attn_output_a"], number(width) * number(heads) // groups
     if first.ne[2] != groups:  # TENSOR_ALLOW_RESHAPE
         first = weight(first.name, first.type, (group, rank, groups))
     out = ggml.permute(ggml.reshape(out, group, groups, tokens), 0, 2, 1, 3)

@@ -12,7 +12,7 @@ from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engines.llamacpp.graph.families.mamba import Ssm, convolution_input
 from edgekit.engines.llamacpp.graph.families.transformer import four_positions
 from edgekit.engines.llamacpp.graph.layers import QKV, Heads, normalize, project, qkv, shared_expert
-from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Size, row_bytes
 
 
 def l2_normalize(cur: GraphTensor) -> GraphTensor:
@@ -42,17 +42,20 @@ def delta_net(
     return output
 
 
-def linear_attention(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    """build_layer_attn_linear: a gated delta net, from the normed stream to its output projection."""
+def linear_attention(layer: GraphLayer, cur: GraphTensor, *, twice: bool = False) -> GraphTensor:
+    """build_layer_attn_linear: a gated delta net, from the normed stream to its output projection.
+
+    `twice`: the tail of the convolution is made contiguous before it is stored.
+    """
     build = layer.build
     ssm = Ssm.of(build.hparams, grouped=True)
     heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     mixed, z = _conv_input_and_gate(layer, ssm, cur)
-    gates = _gates(layer, ssm, cur)
-    conv = convolution_input(layer, ggml.transpose(mixed), ssm.d_conv - 1)
+    gates = gates_of(layer, ssm, cur)
+    conv = convolution_input(layer, ggml.transpose(mixed), ssm.d_conv - 1, twice=twice)
     conv = ggml.unary(ggml.ssm_conv(conv, layer["ssm_conv1d"]))
-    out = delta_net(layer, ssm.n_embd_s, _split_qkv(layer, ssm, conv), gates)
+    out = delta_net(layer, ssm.n_embd_s, split_convolved(layer, ssm, conv), gates)
     z = ggml.reshape(z, width, heads, tokens, seqs)
     out = normalize(out, layer["ssm_norm"])
     out = ggml.mul(out, ggml.unary(z))
@@ -81,9 +84,12 @@ def _conv_input_and_gate(
     return ggml.concat(ggml.concat(q, k, 0), v, 0), z
 
 
-def _gates(layer: GraphLayer, ssm: Ssm, cur: GraphTensor) -> tuple[GraphTensor, GraphTensor]:
-    """Decay and beta: one value per head and token."""
-    tokens, seqs, heads = layer.build.sizes.n_seq_tokens, layer.build.sizes.n_seqs, ssm.dt_rank
+def gates_of(
+    layer: GraphLayer, ssm: Ssm, cur: GraphTensor, sequences: Size | None = None
+) -> tuple[GraphTensor, GraphTensor]:
+    """Decay and beta: one value per head and token. `sequences`: if not those of the batch."""
+    seqs, heads = layer.build.sizes.n_seqs if sequences is None else sequences, ssm.dt_rank
+    tokens = layer.build.n_tokens // seqs
     if "ssm_ba" in layer:
         ba = ggml.mul_mat(layer["ssm_ba"], cur)
         per_group = heads // ssm.n_group
@@ -101,10 +107,13 @@ def _gates(layer: GraphLayer, ssm: Ssm, cur: GraphTensor) -> tuple[GraphTensor, 
     return ggml.reshape(decay, 1, heads, tokens, seqs), beta
 
 
-def _split_qkv(layer: GraphLayer, ssm: Ssm, conv: GraphTensor) -> QKV:
-    """Splits the convolution's output into queries, keys and values."""
+def split_convolved(
+    layer: GraphLayer, ssm: Ssm, conv: GraphTensor, sequences: Size | None = None
+) -> QKV:
+    """Splits the convolution's output into queries, keys and values. `sequences`: if not those of the batch."""
     build = layer.build
-    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    seqs = build.sizes.n_seqs if sequences is None else sequences
+    tokens = build.n_tokens // seqs
     value = ssm.d_inner // ssm.dt_rank
     shapes = ((ssm.d_state, ssm.n_group), (ssm.d_state, ssm.n_group), (value, ssm.dt_rank))
     row = row_bytes(conv.type, 2 * ssm.d_state * ssm.n_group + ssm.d_inner)
@@ -142,6 +151,7 @@ class DeltaNet(Hybrid):
 
     def full_attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         """Gated attention: Q and its gate are the halves of one projection."""
+        mask = self.mask_of(layer, cur)
         facts, tokens = layer.facts, layer.build.n_tokens
         width, heads, kv_heads = facts.n_embd_head_v, facts.n_head, facts.n_head_kv
         shapes = Heads((2 * width, heads), (width, kv_heads), (width, kv_heads))
@@ -158,13 +168,21 @@ class DeltaNet(Hybrid):
         k, v = (ggml.reshape(side, width, kv_heads, tokens) for side in (k, v))
         q, k = self.norm_qk(layer, q, k)
         q, k = ggml.rope(q, layer.inputs.pos), ggml.rope(k, layer.inputs.pos)
-        cur = attend(layer, q, k, v, project=False)
+        cur = self.attend_masked(layer, (q, k, v), mask)
         if self.late_gate:
             gate = ggml.cont(gate, width * heads, tokens)
         gate = ggml.unary(gate)
         if self.late_gate and not layer.build.predicts:  # qwen3next.cpp before 4ed2b13
             gate = ggml.reshape(gate, width * heads, tokens)
         return project(layer, "attn_output", ggml.mul(cur, gate))
+
+    def attend_masked(self, layer: GraphLayer, heads: QKV, mask: GraphTensor | None) -> GraphTensor:
+        """Attention before its gate and its output projection."""
+        return attend(layer, *heads, mask=mask, project=False)
+
+    def mask_of(self, _layer: GraphLayer, _cur: GraphTensor) -> GraphTensor | None:
+        """The mask of the layer's attention, if not that of its cache."""
+        return None
 
     def shared_expert(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         gate = ggml.unary(ggml.mul_mat(layer["ffn_gate_inp_shexp"], cur))

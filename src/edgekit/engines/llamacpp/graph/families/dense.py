@@ -32,6 +32,7 @@ from edgekit.engines.llamacpp.graph.layers import (
     normalize,
     project,
     project_biased,
+    results,
     shared_expert,
 )
 from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, NoGraphError, shape
@@ -265,6 +266,43 @@ class Nanbeige(Transformer):
         return normalize(cur, layer.build["output_norm"]) if normed else cur
 
 
+class HrmText(Transformer):
+    """HRM Text: two stacks of blocks, a low and a high one, run in turn on two states; norms without weights."""
+
+    def variant(self, _hparams: Hparams, il: int) -> int:
+        return il  # a layer runs the blocks of another: none stands for the next
+
+    def build(self, build: Build) -> None:
+        hparams = build.hparams
+        size, low_runs = hparams.integer("hrm.layers_per_stack"), hparams.integer("hrm.l_cycles")
+        high = build.input_embd(scaled=bool(hparams.real("embedding_scale")))
+        low = build.required("hrm.z_l_init")
+        build.inputs = self.layer_inputs(build)
+        cur = high
+        for layer in build.layers():
+            if layer.index % size == 0:
+                cur = ggml.add(high, low)
+            cur = self.block(layer, cur)
+            if (layer.index + 1) % size == 0:
+                cur = ggml.rms_norm(cur)
+                is_high = layer.index // size % (low_runs + 1) == low_runs
+                high, low = (cur, low) if is_high else (high, cur)
+        results(build, ggml.get_rows(high, build.inputs.out_ids))
+
+    def output_rows(self, _layer: GraphLayer, *tensors: GraphTensor) -> tuple[GraphTensor, ...]:
+        return tensors
+
+    def apply_norm(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
+        if name in {"attn_norm", "ffn_norm"}:
+            return ggml.rms_norm(cur)
+        return Transformer.apply_norm(self, layer, cur, name)
+
+    def attend(self, layer: GraphLayer, cur: GraphTensor, heads: QKV) -> GraphTensor:
+        result = attend(layer, *heads, project=False)
+        gate = ggml.unary(ggml.mul_mat(layer["attn_gate"], cur))
+        return project(layer, "attn_output", ggml.mul(result, gate))
+
+
 class OpenElm(Transformer):
     """OpenELM: one projection, split into heads and then into Q, K and V."""
 
@@ -291,6 +329,27 @@ class Plm(Latent):
         if build.options.flash_attn and build.n_tokens != 1:
             raise RefusedError("llama.cpp aborts: PLM works only without flash attention (-fa off)")
         Latent.build(self, build)
+
+
+class Talkie(Transformer):
+    """Talkie: norms without weights; every layer adds the normalised embeddings, times a number of its own."""
+
+    def build(self, build: Build) -> None:
+        build.inputs = self.layer_inputs(build)
+        cur = skip = ggml.rms_norm(self.embed(build))
+        for layer in build.layers():
+            stream = cur
+            cur = self.attention(layer, ggml.rms_norm(cur))
+            cur, stream, skip = self.output_rows(layer, cur, stream, skip)
+            stream = ggml.add(cur, stream)
+            cur = ggml.add(self.feed_forward(layer, ggml.rms_norm(stream)), stream)
+            cur = ggml.add(cur, ggml.mul(skip, layer["layer_output_scale"]))
+        self.head(build, cur)
+
+    def norm_qk(
+        self, layer: GraphLayer, q: GraphTensor, k: GraphTensor
+    ) -> tuple[GraphTensor, GraphTensor]:
+        return normalize(q, layer["attn_q_norm"]), ggml.rms_norm(k)
 
 
 def attention_first(result: GraphTensor, stream: GraphTensor, attended: GraphTensor) -> GraphTensor:
@@ -350,6 +409,7 @@ DENSE: Mapping[str, Transformer] = {
         residual_scale=nonzero("residual_scale"),
         logit_scale=always,
     ),
+    "hrm_text": HrmText(),
     "hunyuan-dense": Transformer(late_qk_norm=True),
     "hunyuan_vl": Transformer(n_pos=rope_sections, late_qk_norm=True),
     "jais": Transformer(norm=Norm.LAYER, rope=no_layer),
@@ -374,6 +434,7 @@ DENSE: Mapping[str, Transformer] = {
     "refact": Transformer(rope=no_layer),
     "seed_oss": Transformer(ffn_norm="post_attention_norm"),
     "stablelm": StableLm(norm=Norm.LAYER),
+    "talkie": Talkie(late_qk_norm=True, logit_scale=always),
     "qwen2vl": Transformer(n_pos=four_positions),
     "qwen3vl": DeepStack(n_pos=four_positions),
 }

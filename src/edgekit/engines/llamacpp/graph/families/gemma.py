@@ -1,4 +1,4 @@
-"""Gemma 3n and 4: layers that read the cache of others, and an embedding table for every layer."""
+"""Gemma 3n and 4, EmbeddingGemma 2: layers that read the cache of others, and embeddings for every layer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import attend, input_kv_iswa
+from edgekit.engines.llamacpp.graph.attention import attend, attend_now, input_kv_iswa
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams, Routing
+from edgekit.engines.llamacpp.graph.families.encoders import input_encoder
 from edgekit.engines.llamacpp.graph.families.transformer import Transformer, nonzero, rope_factors
 from edgekit.engines.llamacpp.graph.layers import (
     experts,
@@ -245,7 +246,45 @@ def _keep_largest(cur: GraphTensor) -> GraphTensor:
     return ggml.unary(ggml.sub(cur, cutoff))
 
 
+class GemmaEmbedding2(Gemma4):
+    """EmbeddingGemma 2: an encoder whose embeddings for each layer are made of the token embeddings.
+
+    The output matrix makes the embedding, not logits.
+    """
+
+    def build(self, build: Build) -> None:
+        cur = build.scale_embd(build.input_embd())
+        build.inputs = self.layer_inputs(build)
+        width = build.hparams.integer("embedding_length_per_layer_input")
+        layers, tokens = build.hparams.n_layer, build.n_tokens
+        per_layer = ggml.scale(ggml.mul_mat(build["per_layer_model_proj"], cur))
+        per_layer = ggml.reshape(per_layer, width, layers, tokens)
+        per_layer = normalize(per_layer, build["per_layer_proj_norm"])
+        per_layer = ggml.cont(ggml.permute(per_layer, 0, 2, 1, 3))
+        for layer in build.layers():
+            cur = self.add_layer_embeddings(layer, self.block(layer, cur), slice_2d(per_layer))
+            cur = ggml.mul(cur, layer["layer_output_scale"])
+        self.head(build, cur)
+
+    def attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+        q, k, v = project_qkv(layer, cur)
+        q, k = self.rope_qk(layer, *self.norm_qk(layer, q, k))
+        return attend_now(layer, q, k, ggml.rms_norm(v))
+
+    def selects_rows(self, _build: Build) -> bool:
+        return True
+
+    def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+        return feed_forward(layer, self.apply_norm(layer, cur, "ffn_norm"))
+
+    def head(self, build: Build, cur: GraphTensor) -> None:
+        cur = ggml.mul_mat(build["output"], normalize(cur, build["output_norm"]))
+        build.output_embd(cur)
+        build.expand(cur)
+
+
 GEMMA: Mapping[str, Transformer] = {
+    "gemma-embedding2": GemmaEmbedding2(attn_input=input_encoder),
     "gemma3n": Gemma3n(attn_input=input_kv_iswa),
     "gemma4": Gemma4(
         attn_input=input_kv_iswa,

@@ -1,4 +1,4 @@
-"""Latent attention to cells selected by an indexer: DeepSeek 3.2 and GLM 5."""
+"""Latent attention to cells selected by an indexer: DeepSeek 3.2, GLM 5 and dots3-note."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
     attend_k,
     input_k,
+    input_k_windows,
     read_heads,
     side_cache,
     store_rows,
@@ -21,7 +22,7 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     file_routing,
     sigmoid_routing,
 )
-from edgekit.engines.llamacpp.graph.layers import Norm, normalize
+from edgekit.engines.llamacpp.graph.layers import Norm, normalize, project
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
     F32,
@@ -50,17 +51,17 @@ def at_most(build: Build, size: Size, limit: int) -> Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer:
-    """Sizes and inputs shared by the indexers of all layers. Their keys are always rotated."""
+    """Sizes and inputs shared by the indexers of all layers. `rotation`: of their keys, for any cache type."""
 
     width: int
     heads: int
     top_k: int
     k_idxs: GraphTensor
     mask: GraphTensor
-    rotation: GraphTensor
+    rotation: GraphTensor | None
 
     @classmethod
-    def of(cls, build: Build) -> Indexer:
+    def of(cls, build: Build, *, rotated: bool = True) -> Indexer:
         """Reads the sizes from the file and creates the inputs."""
         hparams, sizes = build.hparams, build.sizes
         width = hparams.integer("attention.indexer.key_length")
@@ -71,7 +72,7 @@ class Indexer:
             top_k=hparams.integer("attention.indexer.top_k"),
             k_idxs=ggml.graph_input(I64, build.n_tokens, name="attn_inp_k_idxs"),
             mask=ggml.graph_input(F16, sizes.n_kv, rows, 1, sizes.n_stream, name="lid_kq_mask"),
-            rotation=ggml.graph_input(F32, side, side, name="attn_inp_k_rot"),
+            rotation=ggml.graph_input(F32, side, side, name="attn_inp_k_rot") if rotated else None,
         )
 
     def top_cells(self, layer: GraphLayer, cur: GraphTensor, qr: GraphTensor) -> GraphTensor:
@@ -84,7 +85,8 @@ class Indexer:
         bias = layer.bias("indexer.k_norm")
         k = normalize(k, layer["indexer.k_norm"], bias, kind=Norm.LAYER)
         k = ggml.rope(ggml.reshape(k, self.width, 1, tokens), pos)
-        q, k = ggml.mul_mat(self.rotation, q), ggml.mul_mat(self.rotation, k)
+        if self.rotation is not None:
+            q, k = ggml.mul_mat(self.rotation, q), ggml.mul_mat(self.rotation, k)
         cache = side_cache(layer, "lid", self.width, build.sizes.n_kv)
         store_rows(build, cache, k, self.k_idxs)
         keys = read_heads(cache, self.width, heads=1)
@@ -164,7 +166,39 @@ class Indexed(Transformer):
         self.head(build, cur)
 
 
-INDEXED: Mapping[str, Indexed] = {
+class Dots3Note(Transformer):
+    """dots3-note: latent attention to selected cells in some layers, to a window in the others; gated by head."""
+
+    def build(self, build: Build) -> None:
+        cur = build.input_embd()
+        build.inputs = self.layer_inputs(build)
+        indexer = Indexer.of(build)
+        for layer in build.layers():
+            stream = cur
+            normed = self.apply_norm(layer, stream, "attn_norm")
+            cur = self.gated_attention(layer, normed, indexer)
+            cur, stream = self.output_rows(layer, cur, stream)
+            cur = self.after_attention(layer, cur, stream)
+        self.head(build, cur)
+
+    def gated_attention(self, layer: GraphLayer, cur: GraphTensor, indexer: Indexer) -> GraphTensor:
+        """Attention from the normed stream to its output projection."""
+        build, heads, is_swa = layer.build, layer.facts.n_head, layer.facts.is_swa
+        qr = normalize(ggml.mul_mat(layer["attn_q_a"], cur), layer["attn_q_a_norm"])
+        selected = None if is_swa else indexer.top_cells(layer, cur, qr)
+        q = ggml.mul_mat(layer["attn_q_b"], qr)
+        qkv = absorbed_qkv(layer, q, cur, lambda part: ggml.rope(part, layer.inputs.pos))
+        mask = selected and restrict_mask(layer.inputs.attn.base.mask, selected)
+        out = attend_k(layer, qkv, mask=mask, project=False)
+        gate = ggml.unary(ggml.mul_mat(layer["attn_gate"], cur))
+        width = out.ne[0] // heads
+        out = ggml.reshape(out, width, heads, build.n_tokens)
+        out = ggml.mul(out, ggml.reshape(gate, 1, heads, build.n_tokens))
+        return project(layer, "attn_output", ggml.reshape(out, width * heads, build.n_tokens))
+
+
+INDEXED: Mapping[str, Transformer] = {
+    "dots3note": Dots3Note(attn_input=input_k_windows, routing=file_routing),
     "deepseek32": Indexed(attn_input=input_k, routing=file_routing),
     "glm-dsa": Indexed(attn_input=input_k, indexed=glm_indexer, routing=sigmoid_routing),
 }

@@ -1,4 +1,4 @@
-"""Kimi delta attention and latent attention: Kimi Linear and Ling 3."""
+"""Kimi delta attention and latent attention: Kimi Linear, Kimi K3 and Ling 3."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import attend_k, input_k, read_states, state
-from edgekit.engines.llamacpp.graph.build import GraphLayer, Hparams
+from edgekit.engines.llamacpp.graph.build import Act, Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.delta_net import delta_net, l2_normalize
 from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engines.llamacpp.graph.families.latent import absorbed_qkv, query
@@ -18,8 +18,14 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     file_routing,
     rope_sections,
 )
-from edgekit.engines.llamacpp.graph.layers import normalize
-from edgekit.engines.llamacpp.graph.tensor import GraphTensor
+from edgekit.engines.llamacpp.graph.layers import (
+    experts,
+    feed_forward,
+    normalize,
+    results,
+    shared_expert,
+)
+from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, NoGraphError, shape
 
 
 class Kda(NamedTuple):
@@ -168,7 +174,126 @@ class Ling3(Hybrid):
         return clamped_feed_forward(layer, cur)
 
 
+def bounded_decay(layer: GraphLayer, decay: GraphTensor) -> GraphTensor:
+    """The decay of a delta attention from its low-rank input: softplus, or a sigmoid with a lower bound."""
+    build, kda = layer.build, Kda.of(layer.hparams)
+    rates = ggml.reshape(layer.required("ssm_a"), 1, kda.heads, 1)
+    shape = (kda.width, kda.heads, build.n_tokens)
+    decay = ggml.add(decay, layer.required("ssm_dt.bias"))
+    if layer.hparams.key("kda.gate_lower_bound") is None:
+        decay = ggml.mul(ggml.reshape(ggml.unary(decay), *shape), rates)
+    else:
+        decay = ggml.mul(ggml.reshape(decay, *shape), rates)
+        decay = ggml.scale(ggml.unary(ggml.scale(decay)))
+    sizes = build.sizes
+    return ggml.reshape(decay, kda.width, kda.heads, sizes.n_seq_tokens, sizes.n_seqs)
+
+
+def low_rank_delta(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    """Delta attention of Kimi K3 and GLM 5 Next; the gate is of full rank or of low rank."""
+    build = layer.build
+    decay = ggml.mul_mat(layer["ssm_f_b"], ggml.mul_mat(layer["ssm_f_a"], cur))
+    out = _delta_attention(layer, cur, bounded_decay(layer, decay))
+    if "ssm_g" not in layer:
+        return _apply_gate(
+            layer, out, ggml.mul_mat(layer["ssm_g_b"], ggml.mul_mat(layer["ssm_g_a"], cur))
+        )
+    width, tokens, seqs = cur.ne[0], build.sizes.n_seq_tokens, build.sizes.n_seqs
+    cur = ggml.reshape(ggml.reshape(cur, width, tokens, seqs), width, build.n_tokens)
+    return _apply_gate(layer, out, ggml.mul_mat(layer["ssm_g"], cur))
+
+
+class BankedStream(NamedTuple):
+    """Kimi K3: the residual stream, and the copies of it that were banked at every `attn_res.block_size`-th layer."""
+
+    banked: GraphTensor | None  # [width, copies, tokens]
+
+    def mix(self, cur: GraphTensor, weight: GraphTensor) -> GraphTensor:
+        """res_mix: the sum of the banked copies and the current stream, weighted by their scores."""
+        if self.banked is None:
+            return cur
+        width, count, tokens, _ = self.banked.ne
+        scores = ggml.sum_rows(ggml.mul(ggml.rms_norm(self.banked), weight))
+        scores = ggml.reshape(scores, count, tokens)
+        score = ggml.sum_rows(ggml.mul(ggml.rms_norm(cur), weight))
+        probs = ggml.soft_max(ggml.concat(scores, score, 0))
+        of_banked, of_current = (
+            ggml.cont(ggml.view(probs, size, tokens, strides=(probs.nb[1],))) for size in (count, 1)
+        )
+        mixed = ggml.new("DSV4_HC_PRE", F32, shape(width, tokens), self.banked, of_banked)
+        return ggml.add(mixed, ggml.mul(cur, of_current))
+
+    def push(self, cur: GraphTensor) -> BankedStream:
+        """res_push: with a copy of the stream."""
+        copy = ggml.reshape(cur, cur.ne[0], 1, cur.ne[1])
+        return BankedStream(copy if self.banked is None else ggml.concat(self.banked, copy, 1))
+
+
+class KimiK3(Hybrid):
+    """Kimi K3: earlier states of the residual stream are mixed in; experts read a narrower input."""
+
+    def variant(self, hparams: Hparams, il: int) -> tuple[int, bool]:
+        """How many copies were banked before the layer, and whether it banks one."""
+        size = hparams.integer("attn_res.block_size")
+        return (-(-il // size), il % size == 0) if size else (0, False)
+
+    def build(self, build: Build) -> None:
+        if build.hparams.real("activation.situ_linear_beta") <= 0:
+            raise NoGraphError("an activation that does not limit the up projection")
+        cur = build.input_embd()
+        build.inputs = self.layer_inputs(build)
+        size, bank = build.hparams.integer("attn_res.block_size"), BankedStream(None)
+        for index, layer in zip(build.facts, build.layers(), strict=True):
+            layer = layer.without_scales()  # noqa: PLW2901 - K3 has no scales
+            stream = cur
+            if size:
+                cur = bank.mix(stream, layer["attn_res_score"])
+            banks = bool(size) and index % size == 0
+            if banks:
+                bank = bank.push(stream)
+            cur = self.attention(layer, self.apply_norm(layer, cur, "attn_norm"))
+            stream = cur if banks else ggml.add(stream, cur)
+            cur = bank.mix(stream, layer["ffn_res_score"]) if size else stream
+            cur = self.feed_forward(layer, self.apply_norm(layer, cur, "ffn_norm"))
+            cur = ggml.add(stream, cur)
+        if size:
+            cur = bank.mix(cur, build["output_res_score"])
+        cur = ggml.get_rows(cur, build.inputs.out_ids)
+        results(build, normalize(cur, build["output_norm"]))
+
+    def attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+        layer.build.expand(cur)
+        return Hybrid.attention(self, layer, cur)
+
+    def full_attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+        qkv = absorbed_qkv(layer, query(layer, cur), cur, lambda part: part)
+        out = attend_k(layer, qkv, project=False)
+        if "attn_gate" in layer:
+            out = ggml.mul(out, ggml.unary(ggml.mul_mat(layer["attn_gate"], cur)))
+        return ggml.mul_mat(layer["attn_output"], out)
+
+    def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+        if "ffn_gate_inp" not in layer:
+            return feed_forward(layer, cur, act=Act.SITU)
+        narrow = layer.weight("ffn_routed_down")
+        latent = cur if narrow is None else ggml.mul_mat(narrow, cur)
+        router = ggml.mul_mat(layer["ffn_gate_inp"], cur)
+        result = experts(layer, latent, probs_in=router)
+        if (norm := layer.weight("ffn_routed_norm")) is not None:
+            result = normalize(result, norm)
+        if (wide := layer.weight("ffn_routed_up")) is not None:
+            result = ggml.mul_mat(wide, result)
+        if "ffn_gate_shexp" not in layer:
+            return result
+        return ggml.add(result, shared_expert(layer, cur, act=Act.SITU))
+
+
 KIMI: Mapping[str, Hybrid] = {
+    "kimi-k3": KimiK3(
+        attn_input=input_k,
+        mixer=low_rank_delta,
+        routing=change_routing(file_routing, act=Act.SITU),
+    ),
     "kimi-linear": Kimi(
         attn_input=input_k, mixer=kimi_delta, routing=change_routing(file_routing, norm_w=True)
     ),

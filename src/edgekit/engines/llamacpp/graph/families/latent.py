@@ -58,19 +58,27 @@ def latent_and_key(
     layer: GraphLayer, cur: GraphTensor, rotate: Rotate
 ) -> tuple[GraphTensor, GraphTensor]:
     """The normalised latent, and the rotated part of K that all heads share."""
-    hparams, tokens = layer.hparams, layer.build.n_tokens
-    rope, rank = hparams.n_rot_full, hparams.integer("attention.kv_lora_rank")
+    tokens, rope, rank = layer.build.n_tokens, layer.hparams.n_rot_full, _rank(layer)
     latent_and_k = ggml.mul_mat(layer["attn_kv_a_mqa"], cur)
     row = row_bytes(latent_and_k.type, rank + rope)
     latent = ggml.view(latent_and_k, rank, tokens, strides=(row,))
     k_pe = ggml.view(latent_and_k, rope, 1, tokens, strides=(row, row))
+    if (norm := layer.weight("attn_k_norm")) is not None:  # dots3-note
+        k_pe = normalize(k_pe, norm)
     return normalize(latent, layer["attn_kv_a_norm"]), rotate(k_pe)
+
+
+def _rank(layer: GraphLayer) -> int:
+    """The width of the latent, which sliding-window layers may have their own of."""
+    windowed = "attention.kv_lora_rank_swa" if layer.facts.is_swa else "attention.kv_lora_rank"
+    return layer.hparams.integer(windowed)
 
 
 def absorbed_qkv(layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotate: Rotate) -> QKV:
     """Q in latent space, one K for all heads, and the latent as V."""
     tokens, heads = layer.build.n_tokens, layer.facts.n_head
-    width = layer.hparams.integer("attention.key_length_mla")
+    windowed = "_swa" if layer.facts.is_swa else ""
+    width = layer.hparams.integer(f"attention.key_length_mla{windowed}")
     latent, k_pe = latent_and_key(layer, cur, rotate)
     rope, head = k_pe.ne[0], row_bytes(q.type, width)
     nope, q_pe = (

@@ -58,17 +58,24 @@ def slice_rows(cur: GraphTensor, width: Size) -> GraphTensor:
 
 
 def convolution_input(
-    layer: GraphLayer, cur: GraphTensor, kept_tokens: int, *, flat: bool = False
+    layer: GraphLayer,
+    cur: GraphTensor,
+    kept_tokens: int,
+    *,
+    flat: bool = False,
+    twice: bool = False,
+    side: str = "r",
 ) -> GraphTensor:
     """The input of a convolution: the last `kept_tokens` earlier tokens, then `cur` [tokens, channels, sequences].
 
-    Also stores the last tokens for the next batch. `flat`: copied as one row.
+    Also stores the last tokens for the next batch. `flat`: copied as one row; `twice`: made contiguous first.
+    `side`: the state cache.
     """
     build, channels, seqs = layer.build, cur.ne[1], layer.build.sizes.n_seqs
-    cache = state(layer, "r", kept_tokens * channels)
+    cache = state(layer, side, kept_tokens * channels)
     before = ggml.reshape(read_states(build, cache), kept_tokens, channels, seqs)
     conv_input = ggml.concat(before, cur, 0)
-    store_tail(build, cache, conv_input, kept_tokens, flat=flat)
+    store_tail(build, cache, conv_input, kept_tokens, flat=flat, twice=twice)
     return conv_input
 
 
@@ -79,13 +86,14 @@ def store_tail(
     kept_tokens: int,
     *,
     flat: bool = False,
+    twice: bool = False,
 ) -> None:
     """Writes the last tokens of a convolution's input to the cache, for the next batch."""
     tail = ggml.view(conv_input, kept_tokens, *conv_input.ne[1:3], strides=conv_input.nb[1:3])
     width, seqs = kept_tokens * conv_input.ne[1], build.sizes.n_seqs
     rows = ggml.view(cache, width, seqs, strides=(cache.nb[1],))
     into = ggml.view(cache, width * seqs) if flat else rows
-    build.expand(ggml.cpy(tail, into))
+    build.expand(ggml.cpy(ggml.cont(tail) if twice else tail, into))
 
 
 def scan(

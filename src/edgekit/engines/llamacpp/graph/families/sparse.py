@@ -33,7 +33,9 @@ from edgekit.engines.llamacpp.graph.layers import (
     experts,
     feed_forward,
     project,
+    project_biased,
     qkv,
+    results,
     shared_expert,
     split_heads,
 )
@@ -60,6 +62,13 @@ class Afmoe(Transformer):
 
     def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         return self.apply_norm(layer, cur, name) if name == "post_ffw_norm" else cur
+
+
+class MuseGlimmer(Afmoe):
+    """Muse Glimmer: like AFMoE without experts; the embeddings are normalised without a weight."""
+
+    def embed(self, build: Build) -> GraphTensor:
+        return ggml.rms_norm(Transformer.embed(self, build))
 
 
 class Arctic(Transformer):
@@ -230,6 +239,69 @@ class Step35(Laguna):
         return clamped_feed_forward(layer, cur)
 
 
+class K2Horizon(Transformer):
+    """K2 Horizon: norms over groups of channels; V may be a sum of routed experts; attention may be gated."""
+
+    def apply_norm(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
+        if name in {"attn_norm", "ffn_norm"}:
+            return _group_norm(layer.build, cur, layer[name])
+        return Transformer.apply_norm(self, layer, cur, name)
+
+    def qkv(self, layer: GraphLayer, cur: GraphTensor) -> QKV:
+        q, k = project(layer, "attn_q", cur), project(layer, "attn_k", cur)
+        routed = "attn_v_gate" in layer
+        v = _routed_value(layer, cur) if routed else project(layer, "attn_v", cur)
+        return split_heads(layer, (q, k, v))
+
+    def attend(self, layer: GraphLayer, cur: GraphTensor, heads: QKV) -> GraphTensor:
+        if "attn_gate" not in layer:
+            return attend(layer, *heads)
+        result = attend(layer, *heads, project=False)
+        gate = ggml.scale(project(layer, "attn_gate", cur))
+        gate = ggml.scale(ggml.unary(gate))
+        return project_biased(layer, "attn_output", ggml.mul(result, gate))
+
+    def head(self, build: Build, cur: GraphTensor) -> None:
+        results(build, _group_norm(build, cur, build["output_norm"]))
+
+
+def _group_norm(build: Build, cur: GraphTensor, weight: GraphTensor) -> GraphTensor:
+    """k2_horizon_group_rms_norm: each group of channels is normalised by itself; one weight for all."""
+    groups = build.hparams.integer("attention.group_norm_groups", 0) or 1
+    width, tokens, *_ = cur.ne
+    cur = ggml.rms_norm(ggml.reshape(cur, width // groups, groups, tokens))
+    return ggml.mul(ggml.reshape(cur, width, tokens), weight)
+
+
+def _routed_value(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    """build_routed_value (MoVA): V as the weighted sum of the selected value experts."""
+    build, routing, tokens = layer.build, layer.inputs.routing, layer.build.n_tokens
+    used = layer.hparams.integer("attention.value_expert_used_count")
+    logits = ggml.mul_mat(layer["attn_v_gate"], cur)
+    probs = ggml.soft_max(logits) if routing.gating is Gating.SOFTMAX else ggml.unary(logits)
+    bias = layer.bias("attn_v_gate")
+    ids = ggml.argsort_top_k(probs if bias is None else ggml.add(probs, bias), used)
+    weights = ggml.get_rows(ggml.reshape(probs, 1, *probs.ne[:2]), ids)
+    if routing.norm_w:
+        weights = ggml.reshape(weights, used, tokens)
+        weights = ggml.div(weights, ggml.clamp(ggml.sum_rows(weights)))
+        weights = ggml.reshape(weights, 1, used, tokens)
+    if routing.scaled:
+        weights = ggml.scale(weights)
+    values = ggml.mul_mat_id(layer["attn_v_exps"], ggml.reshape(cur, cur.ne[0], 1, tokens), ids)
+    values = ggml.mul(ggml.unary(values), weights)
+    views = [
+        ggml.view(values, values.ne[0], 1, tokens, strides=values.nb[1:3]) for _ in range(used)
+    ]
+    for view in views:  # all views precede the sums in the graph
+        build.expand(view)
+    result = views[0]
+    for view in views[1:]:
+        result = ggml.add(result, view)
+        build.expand(result)
+    return ggml.cont(result) if used == 1 else result
+
+
 def llama4_routing(_hparams: Hparams) -> Routing:
     return Routing(gating=Gating.SIGMOID, norm_w=False, weight_before=True, select_logits=True)
 
@@ -284,17 +356,26 @@ SPARSE: Mapping[str, Transformer] = {
     "llada-moe": Diffusion(
         attn_input=input_no_cache, routing=change_routing(plain_routing, norm_w=False)
     ),
+    "k2-horizon": K2Horizon(routing=sigmoid_routing),
+    "maple": Transformer(attn_input=input_kv_iswa, rope=sliding_layers),
     "mellum": Transformer(attn_input=input_auto),
     "mimo2": Mimo2(
         attn_input=input_kv_iswa, routing=change_routing(plain_routing, gating=Gating.SIGMOID)
     ),
     "minimax-m2": Transformer(flat_qk_norm=True, routing=required_gating),
+    "muse-glimmer": MuseGlimmer(
+        attn_input=input_kv_iswa,
+        rope=sliding_layers,
+        logit_scale=always,
+        logit_softcap=nonzero("final_logit_softcapping"),
+    ),
     "olmoe": Transformer(flat_qk_norm=True, routing=change_routing(plain_routing, norm_w=False)),
     "phimoe": Transformer(scaled_q=True, residual_first=True),
     "qwen2moe": Qwen2Moe(routing=change_routing(plain_routing, norm_w=False)),
     "smallthinker": SmallThinker(
         attn_input=input_auto, rope=smallthinker_rope, routing=required_gating
     ),
+    "spark2_5": Laguna(attn_input=input_kv_iswa),
     "step35": Step35(attn_input=input_kv_iswa, predicts=True, routing=sigmoid_routing),
     "llama4": Llama4(
         attn_input=input_auto, rope=llama4_rope, routing=llama4_routing, temperature=always
