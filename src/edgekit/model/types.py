@@ -240,7 +240,7 @@ class Recurrent(LayerKind):
 
     @property
     def label(self) -> str:
-        return self.cell.value + (" + n-grams" if self.ngram_elements else "")
+        return self.cell.value
 
     @property
     def states(self) -> tuple[State, ...]:
