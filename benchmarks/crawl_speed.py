@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,7 @@ def _measure(root: Path, arguments: argparse.Namespace) -> None:
         "| build | requests per repository | KiB per repository | repositories per CPU second | per second | peak MB |"
     )
     print("|---|---|---|---|---|---|")
-    # One nginx configuration for all: the address of the hub is in the index.
+    # One nginx for all: the address of the hub is in the index.
     with serve_hub(root / "hub") as hub:
         figures, undisturbed = _build(hub, root / "plain")
         _print("undisturbed", figures)
@@ -109,18 +108,16 @@ def _measure(root: Path, arguments: argparse.Namespace) -> None:
             print(f"\nRay: {_same(sums, undisturbed)}")
         if arguments.kills:
             _kill(hub, root / "killed", arguments.kills, undisturbed)
+        hub.set_faults(drawn=True)
+        faulty, sums = _build(hub, root / "faults")
+        _print("with faults", faulty)
+        print(f"\nfaults survived: {faulty['faults']}; {_same(sums, undisturbed)}")
+        time.sleep(2)  # nginx writes its log
+        print(f"answers of nginx: {dict(sorted(hub.requests().items()))}")
     print(
         f"\nmodels {figures['models']:,}, geometries {figures['geometries']:,}, problems {figures['problems']}"
     )
     print({path.name: path.stat().st_size for path in sorted((root / "plain").iterdir())})
-    port = int(hub.endpoint.rpartition(":")[2])
-    with serve_hub(root / "hub", faults=True, port=port) as faulty:
-        figures, sums = _build(faulty, root / "faults")
-        _print("with faults", figures)
-        print(f"\nfaults survived: {figures['faults']}; {_same(sums, undisturbed)}")
-        time.sleep(2)  # nginx writes its log
-        served: Counter[str] = faulty.requests()
-        print(f"answers of nginx: {dict(sorted(served.items()))}")
 
 
 def _kill(hub: SyntheticHub, folder: Path, kills: int, undisturbed: str) -> None:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ http {{
     sendfile on;
     keepalive_requests 100000;
     map_hash_max_size 8192;
-    split_clients "$request_id" $fault {{ {faults} * ok; }}
+    split_clients "$request_id" $drawn {{ {faults} * ok; }}
     map $arg_cursor $following {{ default ""; {pages} }}
     map $fault $dated {{ default ""; 503 "Wed, 21 Oct 2015 07:28:00 GMT"; 429 "1"; }}
     map $fault $speed {{ default 0; slow 100; }}
@@ -63,6 +63,8 @@ http {{
         access_log {root}/hub.log faults buffer=64k flush=1s;
         add_header Retry-After $dated always;
         limit_rate $speed;
+        set $fault ok;
+        if (-f {root}/faults) {{ set $fault $drawn; }}
         if ($fault = 429) {{ return 429; }}
         if ($fault = 503) {{ return 503; }}
         if ($fault = 500) {{ return 500; }}
@@ -88,6 +90,7 @@ http {{
     }}
     server {{
         listen 127.0.0.1:{cdn} backlog=4096;
+        set $fault ok;
         root {root}/cdn;
         access_log {root}/cdn.log faults buffer=64k flush=1s;
     }}
@@ -99,6 +102,11 @@ http {{
 class SyntheticHub:
     root: Path
     endpoint: str
+
+    def set_faults(self, *, drawn: bool) -> None:
+        """Switch faults on or off for the requests from now on."""
+        marker = self.root / "faults"
+        marker.touch() if drawn else marker.unlink(missing_ok=True)
 
     def requests(self) -> Counter[str]:
         """How many requests each server has answered with each fault, as far as they are logged."""
@@ -340,16 +348,13 @@ def _listed(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def serve_hub(
-    root: Path, *, faults: bool = False, port: int | None = None
-) -> Iterator[SyntheticHub]:
-    """Nginx over what `write_hub` wrote. `port`: of an earlier nginx, whose address the index has."""
+def serve_hub(root: Path, *, faults: Mapping[str, float] = FAULTS) -> Iterator[SyntheticHub]:
+    """Nginx over what `write_hub` wrote. `faults`: of a hundred requests, once `set_faults` has switched them on."""
     (root / "temp").mkdir(exist_ok=True)
     pages = len(list((root / "www/listing").glob("page*.json")))
-    drawn = " ".join(f"{percent}% {fault};" for fault, percent in FAULTS.items()) if faults else ""
+    drawn = " ".join(f"{percent}% {fault};" for fault, percent in faults.items())
     for _ in range(10):  # a port that is free now may be taken by the time nginx asks for it
-        free, cdn = _free_ports()
-        port = port or free
+        port, cdn = _free_ports()
         links = " ".join(
             f'"{page or ""}" \'<http://127.0.0.1:{port}/api/models?cursor={page + 1}>; rel="next"\';'
             for page in range(pages - 1)

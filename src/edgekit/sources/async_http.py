@@ -242,6 +242,10 @@ class AsyncTransport:
         except httpx2.TransportError as error:
             if is_certificate_error(error):
                 raise certificate_error(url, name=name) from error
+            if "location header" in str(error):  # the client parses it before it is asked to
+                raise RemoteInspectError(
+                    f"{name}: {host_of(url)} redirects to something that is not a web address"
+                ) from error
             reply.failure = connection_failure(error, url, received_bytes=reply.received_bytes)
         except OfflineModeIsEnabled as error:
             raise offline_error(name=name) from error
