@@ -5,7 +5,7 @@ Usage: python tools/geometries.py CONFIGS SIBLINGS
 CONFIGS has rows {hub_id, config, source, licence}: the content of a model's own config.json. SIBLINGS has rows
 {hub_id, like, relation, relation_source, differs}: models that a source states to be based on, or a variant of,
 another one whose numbers are equal. Of a config only the keys that EdgeKit reads are kept. A row is left out, with the
-reason, if its config does not open.
+reason, if its config does not open or its source states no licence.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ RELATION = ("hub_id", "like", "relation", "relation_source", "differs", "licence
 
 def trimmed(row: dict[str, Any]) -> dict[str, Any] | str:
     """The row with the keys of its config that are needed; the reason why it has none."""
+    if row["licence"].startswith("none stated"):
+        return f"{row['hub_id']}: its source states no licence"
     try:
         return {**{name: row[name] for name in KEPT}, "config": needed_config(row["config"])}
     except (EdgekitError, KeyError, TypeError, ValueError) as error:

@@ -136,13 +136,14 @@ def originals() -> Mapping[str, str]:
 
 def models_of(data: Path) -> list[Known]:
     """All models, the most used first."""
-    by_hub_id = {row["hub_id"].lower(): row for row in rows_of(data, "names")}
+    by_hub_id = names_of(data)
     known: dict[str, Known] = {}  # by hub id in lower case
     for entry in recorded():
         wanted = originals().get(entry.id) or entry.repository or _named_like(entry, by_hub_id)
         row = by_hub_id.get(wanted.lower(), {})
-        known[(row.get("hub_id") or wanted or entry.id).lower()] = _merged(
-            Known(entry=entry, hub_id=row.get("hub_id") or wanted), row
+        hub_id = row.get("hub_id") or wanted
+        known[(hub_id or entry.id).lower()] = _with_repository(
+            _merged(Known(entry=entry, hub_id=hub_id), row)
         )
     taken = {item.entry.id for item in known.values()}
     bases = base_models(by_hub_id)
@@ -171,6 +172,16 @@ def models_of(data: Path) -> list[Known]:
     for key, item in known.items():
         item.entry = with_kinds(item, is_base=key in bases)
     return sorted(known.values(), key=lambda item: (-item.entry.uses, item.entry.id))
+
+
+def names_of(data: Path) -> dict[str, dict[str, Any]]:
+    """DATA's names by hub id in lower case. Of a repository that was renamed, only the name that is used more."""
+    from tools.repositories import current_name  # tools/repositories.py
+
+    names: dict[str, dict[str, Any]] = {}
+    for row in rows_of(data, "names"):  # the most used first
+        names.setdefault(current_name(row["hub_id"]), row)
+    return {row["hub_id"].lower(): row for row in names.values()}
 
 
 def _named_like(entry: Entry, by_hub_id: Mapping[str, Mapping[str, Any]]) -> str:
@@ -239,6 +250,15 @@ def _merged(item: Known, row: Mapping[str, Any]) -> Known:
             facts["publisher"] = sources[0]
     item.entry = replace(entry, **changes, sources=facts)
     item.named = row
+    return item
+
+
+def _with_repository(item: Known) -> Known:
+    """The model with the repository of originals.tsv, if DATA has no source for one."""
+    if item.entry.repository is None and item.hub_id:
+        source = Source(text="EdgeKit's list of publishers' repositories", basis=Basis.EXACT)
+        sources = {**item.entry.sources, "repository": source}
+        item.entry = replace(item.entry, repository=item.hub_id, sources=sources)
     return item
 
 
@@ -547,7 +567,7 @@ def rows_of(data: Path, name: str) -> Iterator[dict[str, Any]]:
 def build(data: Path, built: str) -> dict[str, list[tuple[Cell, ...]]]:
     """The rows of every table."""
     from tools.quality import evidence_rows, loss_rows  # tools/quality.py
-    from tools.repositories import repository_rows  # tools/repositories.py
+    from tools.repositories import current_name, repository_rows  # tools/repositories.py
 
     models = models_of(data)
     sources, headers = Sources(), dict[str, int]()
@@ -558,7 +578,8 @@ def build(data: Path, built: str) -> dict[str, list[tuple[Cell, ...]]]:
         )
         tables["names"] += _name_rows(item)
     by_repository = {item.hub_id.lower(): item.entry for item in models if item.hub_id}
-    aliases = _aliases(data, by_repository, sources)
+    by_name = {current_name(hub_id): entry for hub_id, entry in by_repository.items()}
+    aliases = _aliases(data, by_name, sources)
     tables["names"] = sorted({*tables["names"], *aliases}, key=str)
     tables["names"] = _without_repeats(tables["names"])
     tables["repositories"] = [
@@ -568,7 +589,7 @@ def build(data: Path, built: str) -> dict[str, list[tuple[Cell, ...]]]:
         )
     ]
     for row in evidence_rows(data):
-        entry = by_repository.get(row["model"])
+        entry = by_name.get(current_name(row["model"]))
         if entry is not None:
             cells = (entry.id, row["benchmark"], float(row["score"]), row["date"], row["setting"])
             number = sources.number(_published(row))
@@ -646,21 +667,21 @@ def _spelling_rows(
 SCHEMES = {"ollama", "lmstudio", "gpustack", "xinference", "ramalama", "docker", "display"}
 
 
-def _aliases(
-    data: Path, by_repository: Mapping[str, Entry], sources: Sources
-) -> list[tuple[Cell, ...]]:
+def _aliases(data: Path, by_name: Mapping[str, Entry], sources: Sources) -> list[tuple[Cell, ...]]:
     """Names that other programs use: exact ones, and those without a tag in other spellings."""
+    from tools.repositories import current_name  # tools/repositories.py
+
     rows: list[tuple[Cell, ...]] = []
     ollama = [
         row for row in rows_of(data, "ollama_tags") if not row["licence"].startswith(NO_LICENCE)
     ]
     number = sources.number(licensed(ollama[:1])[0])
     for row in ollama:
-        entry = by_repository.get((row["hub_id"] or "").lower())
+        entry = by_name.get(current_name(row["hub_id"] or ""))
         if entry is not None:
             rows.append((row["tag"].lower(), entry.id, "ollama", number, 0))
     for row in rows_of(data, "names"):
-        entry = by_repository.get(row["hub_id"].lower())
+        entry = by_name.get(current_name(row["hub_id"]))
         labels = licensed(row["sources"])
         for name in row["names"]:
             if entry is None or name["scheme"] not in SCHEMES:

@@ -69,12 +69,12 @@ def repository_rows(
     by_base = defaultdict(list)
     for row in _rows(data, "repos"):
         if row["base"]:
-            by_base[_key(row["base"])].append(row)
+            by_base[current_name(row["base"])].append(row)
     library = {row["tag"]: row for row in _rows(data, "ollama_tags")}
     tags = defaultdict(list)
     for row in library.values():
         if row["hub_id"] and licensed([row]):
-            tags[_key(row["hub_id"])].append(row)
+            tags[current_name(row["hub_id"])].append(row)
     originals = {repository.lower() for repository in by_repository}
     for key, entry in by_repository.items():
         original = entry.repository or key
@@ -82,12 +82,12 @@ def repository_rows(
         yield entry.id, Form.ORIGINAL.value, original, "{}", 1, None, own
         rows = [
             row
-            for row in by_base[_key(original)]
+            for row in by_base[current_name(original)]
             if row["repo"].lower() not in originals and _exists(row, licensed(row["sources"]))
         ]
         for form in ENDINGS:
             yield from _of_form(entry, original, form, rows, licensed)
-        for quant, tag in _ollama(original, tags[_key(original)], entry, library).items():
+        for quant, tag in _ollama(original, tags[current_name(original)], entry, library).items():
             yield (
                 entry.id,
                 Form.OLLAMA.value,
@@ -170,8 +170,8 @@ def _rows(folder: Path, name: str) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, file)
 
 
-def _key(repository: str) -> str:
-    """Meta renamed its repositories from Meta-Llama-3.1-8B to Llama-3.1-8B."""
+def current_name(repository: str) -> str:
+    """The name in lower case. Meta renamed its repositories from Meta-Llama-3.1-8B to Llama-3.1-8B."""
     return repository.lower().replace("meta-llama/meta-llama", "meta-llama/llama")
 
 
@@ -228,8 +228,8 @@ def _is_still(row: Mapping[str, Any], original: str, library: Mapping[str, Any])
     """Short tags move to newer models: qwen3:4b is now Qwen3-4B-Thinking-2507."""
     same = [item for item in library.values() if item["digest"] == row["digest"]]
     dates = {date for item in same for date in re.findall(r"-(\d{4})(?=-|$)", item["tag"])}
-    ids = {_key(item["hub_id"]) for item in same if item["hub_id"]}
-    return ids == {_key(original)} and all(item in original for item in dates)
+    ids = {current_name(item["hub_id"]) for item in same if item["hub_id"]}
+    return ids == {current_name(original)} and all(item in original for item in dates)
 
 
 def _is_size(rounded: int | None, tensor_bytes: int) -> bool:

@@ -120,7 +120,14 @@ def test_every_entry_has_a_bill_by_at_least_one_engine(entry: Entry) -> None:
         ),
         (
             "llama-2-7b",
-            ("meta-llama/Llama-2-7b-hf", "llama-2", 6_738_415_616, 6_738_415_616, 4_096, 32_000),
+            (
+                "meta-llama/Llama-2-7b-chat-hf",
+                "llama-2",
+                6_738_415_616,
+                6_738_415_616,
+                4_096,
+                32_000,
+            ),
         ),
     ],
 )

@@ -51,7 +51,7 @@ def test_repository_at_a_mix(model: str, form: Form, mix: str, name: str, tag: s
 
 
 def test_repository_at_a_mix_without_a_repository_is_none() -> None:
-    assert repository_at("qwen3-8b", Form.GGUF, "IQ1_S") is None
+    assert repository_at("qwen3-8b", Form.GGUF, "TQ1_0") is None
     assert repositories_of("jamba-1.5-mini", Form.GGUF) == ()
     assert repositories_of("no such model") == ()
 

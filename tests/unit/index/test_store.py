@@ -61,9 +61,10 @@ def test_reading_and_forgetting_create_no_folder(data_folder: Path) -> None:
 WRITER = """
 import sys
 from edgekit.index.store import save_entry
-from edgekit.index.types import Entry
+from edgekit.index.types import Entry, StoredHeader
+header = StoredHeader(config={"a": 1})
 for i in range(int(sys.argv[2])):
-    save_entry(Entry(id=f"{sys.argv[1]}-{i}", family="x", architecture="llama", config={"a": 1}, reference="x"))
+    save_entry(Entry(id=f"{sys.argv[1]}-{i}", family="x", architecture="llama", header=header, reference="x"))
 """
 
 
