@@ -490,18 +490,18 @@ HARDWARE = (
 )
 
 CATALOG = (
-    "catalog list",
-    "catalog list --kind code",
-    "catalog list --kind embedding",
-    "catalog list --family qwen3",
-    "catalog show qwen3-30b-a3b",
-    "catalog show gpt-oss-120b",
-    "catalog show deepseek-v3",
-    "catalog show qwen3.5-27b",
-    "catalog show qwen3-8b --json",
-    "catalog list --kind code --json",
-    "catalog list --kind vision --family gemma",
-    "catalog show mamba-2.8b --json",
+    "index list",
+    "index list --kind code",
+    "index list --kind embedding",
+    "index list --family qwen3",
+    "index show qwen3-30b-a3b",
+    "index show gpt-oss-120b",
+    "index show deepseek-v3",
+    "index show qwen3.5-27b",
+    "index show qwen3-8b --json",
+    "index list --kind code --json",
+    "index list --kind vision --family gemma",
+    "index show mamba-2.8b --json",
 )
 
 HELP = (
@@ -519,12 +519,12 @@ HELP = (
     "embed --help",
     "hardware --help",
     "calibrate --help",
-    "catalog --help",
-    "catalog list --help",
-    "catalog show --help",
-    "catalog add --help",
-    "catalog remove --help",
-    "catalog update --help",
+    "index --help",
+    "index list --help",
+    "index show --help",
+    "index add --help",
+    "index remove --help",
+    "index update --help",
 )
 
 # Invalid names, sizes and values, and some that need the network.
@@ -579,9 +579,9 @@ ERRORS = (
     "inspect qwen3-8b --offline",
     "inspect missing.gguf",
     "hardware --device toaster",
-    "catalog show nothing",
-    "catalog remove qwen3-8b",
-    "catalog list --family nothing",
+    "index show nothing",
+    "index remove qwen3-8b",
+    "index list --family nothing",
     'check qwen3-8b --engine mlx --device "RTX 4090" --json',
     "check qwen3-8b --engine vllm --device m2-16",
     'check qwen3-8b --engine vllm --device "RX 7900 XTX"',
@@ -647,7 +647,7 @@ ERRORS = (
     "embed missing.gguf Hello --engine vllm",
     "embed missing.gguf --input texts.txt",
     "web --port banana",
-    "catalog add missing.gguf --offline",
+    "index add missing.gguf --offline",
     'hardware --device "RTX 4090" --ram banana --json',
     "check qwen3-8b --engine stream --ram 16G --reserve 1G",
     "check nomic-embed-text-v1.5 --engine mlx --device m2-16",
@@ -678,8 +678,8 @@ USAGE = (
     "recommend --ram 16G --top 3",
     "recommend --ram 16G --limit many",
     "hardware --gpu RTX4090",
-    "catalog",
-    "catalog find qwen3",
+    "index",
+    "index find qwen3",
     "run missing.gguf Hello",
     "serve",
     "embed missing.gguf Hello --query --document",
@@ -876,7 +876,7 @@ IN_FULL_VERBS = (
     "edgekit estimate ",
     "edgekit inspect ",
     "edgekit hardware ",
-    "edgekit catalog show ",
+    "edgekit index show ",
 )
 IN_FULL = frozenset(
     {
@@ -917,8 +917,8 @@ SAME_JSON = {
         'edgekit hardware --device "RTX 4090" --ram 64G --json'
     ),
     "GET /api/v1/hardware?device=m4-max-64": "edgekit hardware --device m4-max-64 --json",
-    "GET /api/v1/catalog?kind=code": "edgekit catalog list --kind code --json",
-    "GET /api/v1/catalog/qwen3-8b": "edgekit catalog show qwen3-8b --json",
+    "GET /api/v1/catalog?kind=code": "edgekit index list --kind code --json",
+    "GET /api/v1/catalog/qwen3-8b": "edgekit index show qwen3-8b --json",
 }
 
 # Files in the working directory of every question.

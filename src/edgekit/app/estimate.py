@@ -274,7 +274,7 @@ def price_loads(opened: OpenModel, engine: str, values: Values, reach: Reach) ->
 
 NO_PROJECTOR = "--mmproj auto: no mmproj file was found next to the model; give its path"
 NO_PROJECTOR_SIZE = (
-    "--mmproj auto: the catalog does not have the size of this model's projector: download it and give its path "
+    "--mmproj auto: the index does not have the size of this model's projector: download it and give its path "
     "with --mmproj FILE"
 )
 

@@ -1,4 +1,4 @@
-"""`catalog add` and `catalog update`: the header of a model -> its entry, with the source of every fact."""
+"""`index add` and `index update`: the header of a model -> its entry, with the source of every fact."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgekit.index.names import family_of, id_of, kinds_of
 from edgekit.index.records import forms_of
 from edgekit.index.store import save_entry
 from edgekit.index.tensor_runs import runs_of
-from edgekit.index.types import Entry, Size, Source, StoredHeader
+from edgekit.index.types import NO_HEADER, Entry, Size, Source, StoredHeader
 from edgekit.model import OpenModel, open_config, open_model
 from edgekit.model.inspect import active_elements
 from edgekit.model.tensors import expected_tensors
@@ -32,15 +32,15 @@ _OUTSIDE_KEYS = ("general.architecture", "general.type")
 _HEADER = ("keys", "tensors", "config")
 _LISTED = 64  # at most this many of a repository's quantisations are read
 _COMPARED = (
-    "architecture", "parameters", "active_parameters", "native_context", "vocabulary", "kinds", "sizes", "header",
+    "architecture", "parameters", "active_parameters", "native_context", "vocabulary", "kinds", "sizes",
     "repository",
 )  # fmt: skip
 
 
 def add(reference: str, reach: Reach, *, name: str | None = None) -> tuple[Entry, bool]:
-    """Save the model in the user's catalog. Returns its entry and whether it is new. Raises EdgekitError.
+    """Save the model in the user's index. Returns its entry and whether it is new. Raises EdgekitError.
 
-    Opens the file or repository itself, never an entry of the catalog.
+    Opens the file or repository itself, never an entry of the index.
     """
     entry = entry_of(open_model(reference, reach=reach), reference, name=name)
     return entry, save_entry(entry)
@@ -53,6 +53,8 @@ def update(entry: Entry, reach: Reach) -> Mapping[str, tuple[Any, Any]]:
     """
     new = entry_of(open_model(entry.reference, reach=reach), entry.reference, name=entry.id)
     both = {field: (getattr(entry, field), getattr(new, field)) for field in _COMPARED}
+    old_header, new_header = entry.header or NO_HEADER, new.header or NO_HEADER
+    both |= {field: (getattr(old_header, field), getattr(new_header, field)) for field in _HEADER}
     changes = {field: pair for field, pair in both.items() if pair[0] != pair[1]}
     if changes:
         save_entry(new)
@@ -60,7 +62,7 @@ def update(entry: Entry, reach: Reach) -> Mapping[str, tuple[Any, Any]]:
 
 
 def entry_of(opened: OpenModel, reference: str, *, name: str | None = None) -> Entry:
-    """The entry that `catalog add` stores. Raises EdgekitError if the model cannot be described."""
+    """The entry that `index add` stores. Raises EdgekitError if the model cannot be described."""
     entry_id, files = name or id_of(opened.label), opened.files
     quantisations = files.alternatives[:_LISTED] if files is not None else ()
     hub = hub_model_of(reference)

@@ -33,12 +33,12 @@ def inspect(
     if model.quant is not None:
         mix = read_quant(default_engine().name, model.quant)
         header, at_mix = default_engine().at_quant(opened.model, mix).header, f" at {mix}"
-    listed = f"edgekit catalog show {header.name} lists its sizes at other quantisations"
+    listed = f"edgekit index show {header.name} lists its sizes at other quantisations"
     files = ModelFiles(
         reference=os.fspath(reference),
         label=header.name,
         origin=Origin.CATALOG,
         container=header.container,
-        notes=(*model.notes, f"from the catalog{at_mix}, no file was read: {listed}"),
+        notes=(*model.notes, f"from the index{at_mix}, no file was read: {listed}"),
     )
     return inspect_header(files, header, reach.traffic)

@@ -80,7 +80,7 @@ class ResolvedModel(Resolved[OpenModel]):
 
             return open_entry(self.entry, engine)
         if self.found is None:
-            raise self.missing or UsageError(f"{self.name}: neither opened nor in the catalog")
+            raise self.missing or UsageError(f"{self.name}: neither opened nor in the index")
         return self.found
 
     def as_file(self, engine: str) -> OpenModel:

@@ -53,7 +53,7 @@ def verify(
             mix = read_quant(engine, resolved.quant)
             model = resolved.opened(engine).model
         generated = verifier.generate_files(model, opened.label, mix)
-        note = f"header generated from the catalog, at {mix or opened.mix}"
+        note = f"header generated from the index, at {mix or opened.mix}"
         files = replace(generated, notes=(note,))
     verification = verifier.verify(files)
     asked = verifier.describe_flags(verification)

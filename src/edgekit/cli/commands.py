@@ -187,7 +187,7 @@ examples:
   edgekit recommend --device "RTX 4090" --ram 64G --users 4 -c 16k
   edgekit recommend --task code --device m4-max-64 --engine mlx
 
-Chooses among the models of the catalog (edgekit catalog list; edgekit catalog add MODEL adds one). Needs no network.
+Chooses among the models of the index (edgekit index list; edgekit index add MODEL adds one). Needs no network.
 exit codes: 0 something fits, 3 nothing fits or the engine cannot run there, 2 wrong usage
 """
 
@@ -199,7 +199,7 @@ def add_recommend(commands: Commands) -> None:
         "recommend",
         run="plan:run_recommend",
         usage="edgekit recommend [--task NAME] [-c N] [--users N] [--device NAME] [--engine NAME] [options]",
-        description="Which models run best on this machine, or on another? Lists the best models of the catalog "
+        description="Which models run best on this machine, or on another? Lists the best models of the index "
         "with quantisation, context, KV cache, expected speed and memory.",
         epilog=_RECOMMEND_EXAMPLES,
         options={
@@ -246,7 +246,7 @@ def add_inspect(commands: Commands) -> None:
             "--keys": "list every key of the header",
             "--light": "read only the architecture: one range request for a remote GGUF; config.json "
             "and the index for safetensors",
-            "--quant NAME": "show the file of a repository, or a catalog model, at this quantisation: Q4_K_M",
+            "--quant NAME": "show the file of a repository, or a model of the index, at this quantisation: Q4_K_M",
             **NETWORK,
         },
     )
@@ -276,38 +276,68 @@ def add_hardware(commands: Commands) -> None:
     )
 
 
-CATALOG_KINDS = ("chat", "code", "reasoning", "embedding", "vision")
-_CATALOG_EXAMPLES = """\
+INDEX_KINDS = ("chat", "code", "reasoning", "embedding", "vision")
+_INDEX_EXAMPLES = """\
 examples:
-  edgekit catalog list --kind code
-  edgekit catalog list --family qwen3 --json
-  edgekit catalog show qwen3-8b
-  edgekit catalog add unsloth/Qwen3-8B-GGUF:Q4_K_M ./model.gguf
-  edgekit catalog add sample:gemma-3-27b --id my-gemma
-  edgekit catalog update
-  edgekit catalog remove my-gemma
+  edgekit index list --kind code
+  edgekit index list --text "qwen coder" --licence apache-2.0
+  edgekit index list --family qwen3 --all --json
+  edgekit index show qwen3-8b
+  edgekit index add unsloth/Qwen3-8B-GGUF:Q4_K_M ./model.gguf
+  edgekit index add sample:gemma-3-27b --id my-gemma
+  edgekit index update
+  edgekit index remove my-gemma
+
+edgekit catalog is the same command.
 """
 _ADD_EXAMPLES = """
 examples:
-  edgekit catalog add unsloth/Qwen3-8B-GGUF:Q4_K_M
-  edgekit catalog add ./model.gguf --id mine
+  edgekit index add unsloth/Qwen3-8B-GGUF:Q4_K_M
+  edgekit index add ./model.gguf --id mine
+
+"""
+_BUILD_OPTIONS: Rows = {
+    "--out DIR": "folder for the index; a build that was stopped there continues",
+    "--from HUB": "hub (default: HF_ENDPOINT, or Hugging Face), or the address of another",
+    "which repositories": {
+        "--author NAME": "only those of this user or organisation",
+        "--search TEXT": "only those with this text in their names",
+        "--filter TAG...": "only those with this tag of the hub; repeat it for several",
+        "--limit N": "only the N most downloaded",
+    },
+    "requests": {
+        "--rate N": "requests per second, of all workers together (default: what the hub allows)",
+        "--at-once N": "requests at the same time (default 16)",
+        "--no-sizes": "do not ask for sizes of files that the listing does not state",
+    },
+    "several machines": {
+        "--ray ADDRESS": "fetch on the Ray cluster at this address; local: a Ray on this machine",
+        "--workers N": "workers on Ray (default: its CPUs)",
+    },
+    "--date DATE": "date of the index (default: today)",
+    "--restart": "discard what an earlier build left in the folder",
+}
+_BUILD_EXAMPLES = """
+examples:
+  edgekit index build --out my-index --author unsloth --limit 100
+  edgekit index build --out my-index --from https://hub.example.org
 
 """
 
 
-def add_catalog(commands: Commands) -> None:
+def add_index(commands: Commands) -> None:
     parser = add_command(
         commands,
-        "catalog",
+        "index",
         description="The models that EdgeKit knows without downloading anything, with the source of every fact, and "
         "the models that you add. Yours are stored in your data folder, or in EDGEKIT_DATA.",
-        epilog=_CATALOG_EXAMPLES,
+        epilog=_INDEX_EXAMPLES,
         options={},
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     def action(
-        name: str, summary: str, options: Rows, *, epilog: str = ""
+        name: str, summary: str, options: Rows, *, epilog: str = "", run: str = ""
     ) -> argparse.ArgumentParser:
         parser = actions.add_parser(
             name,
@@ -316,15 +346,35 @@ def add_catalog(commands: Commands) -> None:
             epilog=epilog,
             allow_abbrev=False,
         )
-        add_options(parser, {"--json": "print JSON (docs/catalog.md)", **options})
-        parser.set_defaults(run=f"facts:run_{name}")
+        add_options(parser, {"--json": "print JSON (docs/index.md)", **options})
+        parser.set_defaults(run=run or f"index:run_{name}")
         return parser
 
-    whose = {"--user": "only models that you added", "--packaged": "only built-in models"}
-    family = {"--family NAME": "only models of this family, e.g. qwen3, llama-3.1, gemma"}
-    listing = action("list", "list the models, one per line", {})
-    listing.add_argument("--kind", choices=CATALOG_KINDS, help="only models for this purpose")
-    add_options(listing, {**family, ONE_OF: whose})
+    listing = action("list", "list the models, the most used first", {})
+    listing.add_argument("--kind", choices=INDEX_KINDS, help="only models for this purpose")
+    add_options(
+        listing,
+        {
+            "--family NAME": "only models of this family, e.g. qwen3, llama-3.1, gemma",
+            "--publisher NAME": "only models of this publisher: google, mistralai",
+            "--licence, --license NAME": "only models under this licence: apache-2.0, mit",
+            "--text WORDS": "only models with all of these words in their names",
+            "--exact": "only models whose geometry is their own, or proved equal",
+            ONE_OF: {
+                "--user": "only models that you added",
+                "--packaged": "only built-in models",
+            },
+        },
+    )
+    add_options(
+        listing,
+        {
+            ONE_OF: {
+                "--limit N": "list the first N (default 40; with --json all)",
+                "--all": "list all of them",
+            }
+        },
+    )
     action(
         "show",
         "show everything about one model, with sources",
@@ -332,7 +382,7 @@ def add_catalog(commands: Commands) -> None:
     )
     action(
         "add",
-        "add models to the catalog, from their headers",
+        "add models to the index, from their headers",
         {
             "MODEL...": "models to add: path, hub id, URL or name",
             "--id NAME": "id for the model (one model only)",
@@ -345,6 +395,13 @@ def add_catalog(commands: Commands) -> None:
         "update",
         "read the headers of the models that you added again, and show what changed",
         {"[ID]": "update only this model", **NETWORK},
+    )
+    action(
+        "build",
+        "build an index of the repositories of a hub",
+        _BUILD_OPTIONS,
+        epilog=_BUILD_EXAMPLES,
+        run="index_build:run_build",
     )
 
 
@@ -403,7 +460,7 @@ def start_options(verb: str) -> Rows:
         "before it starts": {
             "--download-up-to SIZE": "largest download to make (default: anything that fits)",
             "--no-download": "never download",
-            "-y, --yes": "download a model of the catalog without asking",
+            "-y, --yes": "download a model of the index without asking",
             "-t, --threads N": "CPU threads (default: one per core)",
             "--force": "start even if the model does not fit (it may swap, or be killed)",
         },

@@ -1,39 +1,18 @@
-"""`inspect`, `hardware` and `catalog`: the answer as text or JSON."""
+"""`inspect` and `hardware`: the answer as text or JSON."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from edgekit.app.index import add, update
 from edgekit.app.inspect import inspect
 from edgekit.cli.console import is_terminal, open_session, screen
-from edgekit.errors import EdgekitError, NotFoundError, UsageError
+from edgekit.errors import UsageError
 from edgekit.formats.types import Depth
-from edgekit.index import entry_with_id, listed, read_index
-from edgekit.index.names import find_entry
-from edgekit.index.records import is_id
-from edgekit.index.store import forget_entry
-from edgekit.index.types import Index
 from edgekit.report.hardware import devices_json, devices_text, hardware_json, hardware_text
-from edgekit.report.index import (
-    added_text,
-    catalog_json,
-    catalog_text,
-    changes_text,
-    entry_json,
-    entry_text,
-    lines_text,
-    outcomes_json,
-)
 from edgekit.report.inspection import inspection_json, inspection_text
 from edgekit.report.json import json_text
 from edgekit.request import Request
-
-if TYPE_CHECKING:
-    from edgekit.index.types import Entry
 
 
 def run_inspect(arguments: argparse.Namespace) -> str:
@@ -58,95 +37,3 @@ def run_hardware(arguments: argparse.Namespace) -> str:
         return json_text(devices_json()) if arguments.json else devices_text(screen())
     machine = Request.from_argv(arguments).find_machine()
     return json_text(hardware_json(machine)) if arguments.json else hardware_text(machine, screen())
-
-
-def run_list(arguments: argparse.Namespace) -> str:
-    """`catalog list`: the models that match the filters."""
-    catalog = read_index()
-    entries = [
-        entry
-        for entry in listed(catalog, kind=arguments.kind, family=arguments.family)
-        if not (arguments.packaged if entry.is_users else arguments.user)
-    ]
-    if arguments.json:
-        return json_text(catalog_json(entries, catalog))
-    return catalog_text(entries, catalog, screen())
-
-
-def run_show(arguments: argparse.Namespace) -> str:
-    """`catalog show`: everything about one model."""
-    entry = find_entry(arguments.id)
-    if arguments.json:
-        return json_text(entry_json(entry, whole=True))
-    return entry_text(entry, screen())
-
-
-def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
-    """`catalog add`: a model that cannot be read does not stop the others."""
-    if arguments.id is not None and len(arguments.models) > 1:
-        raise UsageError("--id works with one model only")
-    if arguments.id is not None and not is_id(arguments.id):
-        raise UsageError(
-            f"{arguments.id[:60]!r}: an id may contain letters, digits and . _ : + @ -"
-        )
-    added: list[tuple[Entry, bool]] = []
-    failed: list[tuple[str, EdgekitError]] = []
-    for reference in arguments.models:
-        try:
-            with open_session(arguments, quiet=arguments.json) as session:
-                added.append(add(reference, session.reach, name=arguments.id))
-        except EdgekitError as error:
-            failed.append((reference, error))
-    if failed and not added and len(failed) == 1:
-        raise failed[0][1]
-    code = failed[0][1].exit_code if failed else 0
-    if arguments.json:
-        rows = (entry_json(entry) for entry, _ in added)
-        return json_text(outcomes_json("added", rows, failed)), code
-    lines = [
-        added_text(entry, new=new, shadows=entry_with_id(entry.id) is not None)
-        for entry, new in added
-    ]
-    lines += [f"not added: {name}: {error}" for name, error in failed]
-    return lines_text(lines, screen(colour=False)), code
-
-
-def run_remove(arguments: argparse.Namespace) -> str:
-    """`catalog remove`: delete a model that the user added."""
-    name = arguments.id
-    if not forget_entry(name):  # first by its exact id, the only name of a damaged row
-        entries = read_index().entries
-        if any(name.lower() == entry.id for entry in entries if not entry.is_users):
-            raise UsageError(f"{name} is built in: only models that you added can be removed")
-        added = tuple(entry for entry in entries if entry.is_users)
-        try:
-            name = find_entry(name, Index(entries=added)).id
-        except NotFoundError as error:
-            message = f"you have not added a model named {name[:80]!r}"
-            raise NotFoundError(message, candidates=error.candidates) from error
-        forget_entry(name)
-    if arguments.json:
-        return json_text(outcomes_json("removed", [{"id": name}], ()))
-    return f"removed: {name}\n"
-
-
-def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
-    """`catalog update`: what changed in each model. A model that cannot be read stays as it is."""
-    entries = tuple(entry for entry in read_index().entries if entry.is_users)
-    if arguments.id is not None:
-        entries = (find_entry(arguments.id, Index(entries=entries)),)
-    changed: list[tuple[str, Mapping[str, tuple[object, object]]]] = []
-    failed: list[tuple[str, EdgekitError]] = []
-    for entry in entries:
-        try:
-            with open_session(arguments, quiet=arguments.json) as session:
-                changed.append((entry.id, update(entry, session.reach)))
-        except EdgekitError as error:
-            failed.append((entry.id, error))
-    code = failed[0][1].exit_code if failed else 0
-    if arguments.json:
-        rows = ({"id": name, "changed": sorted(changes)} for name, changes in changed)
-        return json_text(outcomes_json("read", rows, failed)), code
-    lines = [changes_text(name, changes) for name, changes in changed]
-    lines += [f"{name}: not updated: {error}" for name, error in failed]
-    return lines_text(lines or ["you have not added any models yet"], screen(colour=False)), code

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from edgekit.cli.parser import COMMANDS, Commands
+from edgekit.cli.parser import ALIASES, COMMANDS, Commands
 from edgekit.engines import either, engine_named, engine_names, lender_of
 from edgekit.engines.flags import COMMON, CONTEXT, GIVEN, QUANT, Flag, read_number
 from edgekit.errors import UsageError
@@ -26,7 +26,7 @@ MODEL is any of
   a file or folder          model.gguf, model-00001-of-00003.gguf, ./folder, config.json
   a Hugging Face id         org/name, org/name:Q4_K_M, org/name@revision, hf.co/org/name
   an address                https://huggingface.co/org/name/blob/main/file.gguf, any .gguf URL
-  a model of the catalog    qwen3-8b, qwen3-8b:Q8_0, "Gemma 3 27B" (edgekit catalog list)
+  a model of the index      qwen3-8b, qwen3-8b:Q8_0, "Gemma 3 27B" (edgekit index list)
   Ollama or LM Studio       llama3.2:1b, a model's folder name
   a shipped sample          sample:gemma-3-27b, sample:qwen3-30b-a3b
 """
@@ -113,6 +113,7 @@ def add_command(
     """The parser of one command. `run` is the function to call with the arguments, as MODULE:FUNCTION."""
     parser = commands.add_parser(
         name,
+        aliases=[alias for alias, command in ALIASES.items() if command == name],
         help=COMMANDS[name],
         usage=usage,
         description=description,

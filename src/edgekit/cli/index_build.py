@@ -11,32 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from edgekit.cli.console import is_terminal, show_progress
-from edgekit.cli.flags import Rows
 from edgekit.errors import RemoteInspectError, UsageError
 
 HUB = "hub"
 SOURCE_EXIT = RemoteInspectError.exit_code
-OPTIONS: Rows = {
-    "--out DIR": "folder for the index; a build that was stopped there continues",
-    "--from HUB": "hub (default: HF_ENDPOINT, or Hugging Face), or the address of another",
-    "which repositories": {
-        "--author NAME": "only those of this user or organisation",
-        "--search TEXT": "only those with this text in their names",
-        "--filter TAG...": "only those with this tag of the hub; repeat it for several",
-        "--limit N": "only the N most downloaded",
-    },
-    "requests": {
-        "--rate N": "requests per second, of all workers together (default: what the hub allows)",
-        "--at-once N": "requests at the same time (default 16)",
-        "--no-sizes": "do not ask for sizes of files that the listing does not state",
-    },
-    "several machines": {
-        "--ray ADDRESS": "fetch on the Ray cluster at this address; local: a Ray on this machine",
-        "--workers N": "workers on Ray (default: its CPUs)",
-    },
-    "--date DATE": "date of the index (default: today)",
-    "--restart": "discard what an earlier build left in the folder",
-}
 
 
 def run_build(arguments: argparse.Namespace) -> tuple[str, int]:

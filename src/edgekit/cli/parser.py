@@ -33,8 +33,9 @@ COMMANDS = {
     "embed": "compute embeddings of texts within a memory budget",
     "hardware": "what this machine has, and what each engine may use of it",
     "calibrate": "measure this machine with the real llama.cpp, and save the results",
-    "catalog": "list the known models with the source of every fact, or add your own",
+    "index": "the models EdgeKit knows, with the source of every fact: list, show, add, update, build",
 }
+ALIASES = {"catalog": "index"}  # the names that commands had before; --help does not list them
 
 _EXAMPLES = """\
 examples:
@@ -128,6 +129,7 @@ def build_parser(word: str | None = None) -> Parser:
 
     For `edgekit --help` the commands get no flags, because it does not show them.
     """
+    word = ALIASES.get(word or "", word)
     parser = Parser(
         prog="edgekit",
         usage="edgekit COMMAND ... (edgekit help COMMAND explains one)",

@@ -119,6 +119,24 @@ def repositories_of(model: str, form: Form | None = None) -> tuple[Repository, .
     return tuple(row for row in rows if form in {None, row.form})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelName:
+    """A name that people or programs have for a model."""
+
+    spelling: str  # in lower case
+    scheme: str  # whose name it is: "ollama", "lmstudio", "xinference" ...
+
+
+def names_of(model: str) -> tuple[ModelName, ...]:
+    """The other names of the model with this id."""
+    rows = index_file().rows(
+        "SELECT DISTINCT spelling, scheme FROM names WHERE model = ? AND level = 0"
+        " AND scheme IS NOT NULL ORDER BY scheme, spelling",
+        (model,),
+    )
+    return tuple(ModelName(spelling=spelling, scheme=scheme) for spelling, scheme in rows)
+
+
 def repository_at(model: str, form: Form, mix: str) -> Repository | None:
     """The first repository with the mix: the publisher's own, then those whose files a source lists."""
     owner = original_repository(model).partition("/")[0].lower()

@@ -1,4 +1,4 @@
-"""Catalog entries that the user added, as rows of a SQLite file in the user's data folder.
+"""Index entries that the user added, as rows of a SQLite file in the user's data folder.
 
 A writer locks the file first (BEGIN IMMEDIATE) and waits for other writers, so no update is lost. Reading never
 raises: a damaged file or row becomes a sentence.
@@ -46,7 +46,7 @@ def stored_entries() -> Iterator[Entry | str]:
         try:
             yield _read_row(name, record, path)
         except HeaderError as error:
-            yield f"{error}; `edgekit catalog remove` deletes it"
+            yield f"{error}; `edgekit index remove` deletes it"
 
 
 def _read_row(name: object, record: object, path: Path) -> Entry:
@@ -107,7 +107,7 @@ def forget_entry(name: str) -> bool:
 @contextlib.contextmanager
 def _transaction() -> Iterator[sqlite3.Connection]:
     """A connection that holds the write lock; the block is committed unless it raises."""
-    path = create_data_folder("the catalog") / NAME
+    path = create_data_folder("the index") / NAME
     with _connect(path, "rwc") as database:
         database.execute("BEGIN IMMEDIATE")
         if not _version(database, path):
@@ -150,6 +150,6 @@ def _connect(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
         raise SourceError(f"{path} cannot be used: {error}") from error
     except (sqlite3.Error, OverflowError, UnicodeError) as error:
         raise HeaderError(
-            f"the catalog is damaged ({error}): move the file away and add your models again",
+            f"the list of your models is damaged ({error}): move the file away and add your models again",
             file=str(path),
         ) from error

@@ -1,14 +1,16 @@
-"""Entries of the catalog as text and as JSON (docs/catalog.md)."""
+"""Entries of the index as text and as JSON (docs/index.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from edgekit.errors import EdgekitError
 from edgekit.index.database import header_of
+from edgekit.index.quality import Facts, Quality, quality_of
 from edgekit.index.records import header_json
-from edgekit.index.repositories import repositories_of
-from edgekit.index.types import NO_HEADER, Entry, Index
+from edgekit.index.repositories import Form, names_of, repositories_of
+from edgekit.index.types import NO_HEADER, Entry, Index, Size, Source
 from edgekit.report.json import SCHEMA, Json, error_json, fields
 from edgekit.report.text import (
     PLAIN,
@@ -20,30 +22,49 @@ from edgekit.report.text import (
     render,
     table,
 )
-from edgekit.units import format_bytes, format_count
+from edgekit.units import Basis, format_bytes, format_count, format_download
 
 FOUR_BIT_MIXES = ("MXFP4_MOE", "Q4_K_M")  # the model's own 4-bit format, else the most common one
-_COLUMNS = ("model", "parameters", "4-bit", "context", "for", "from", "active")
-_WORD_COLUMNS = frozenset({"model", "for", "from"})
+_COLUMNS = ("model", "parameters", "4-bit", "context", "for", "from", "geometry", "licence")
+_WORD_COLUMNS = frozenset({"model", "for", "from", "geometry", "licence"})
 _UNKNOWN = "-"
+MAX_ID_COLUMNS = 30  # of a table; ids have up to 79 characters
+SHOWN_SCORES = 6  # of one task
+# What EdgeKit knows of a model's layers and widths.
+EXACT, ASSUMED, UNKNOWN = "exact", "assumed", "unknown"
 
 
-def catalog_text(entries: Sequence[Entry], catalog: Index, screen: Screen = PLAIN) -> str:
-    """The table, and the entries that could not be read."""
+def geometry_basis(entry: Entry) -> str:
+    """EXACT: the model's own geometry, or proved equal. ASSUMED: put together from partial numbers. Else UNKNOWN."""
+    if not entry.has_geometry:
+        return UNKNOWN
+    return EXACT if entry.basis is Basis.EXACT else ASSUMED
+
+
+def index_text(
+    entries: Sequence[Entry], matching: int, index: Index, screen: Screen = PLAIN
+) -> str:
+    """The table of the first of `matching` models, and the entries that could not be read."""
 
     def lines(screen: Screen) -> list[str]:
         rows = []
+        narrow = screen.width < 100
         for entry in entries:
             size = next(filter(None, map(entry.size, FOUR_BIT_MIXES)), None)
+            active = f" ({_active(entry)})" if _active(entry) not in {"", _UNKNOWN} else ""
+            is_long = narrow and len(entry.id) > MAX_ID_COLUMNS
             rows.append(
                 (
-                    entry.id,
-                    _count(entry.parameters),
-                    _UNKNOWN if size is None else format_bytes(size.tensor_bytes),
+                    f"{entry.id[: MAX_ID_COLUMNS - 2]}.." if is_long else entry.id,
+                    f"{_count(entry.parameters)}{active}",
+                    _UNKNOWN
+                    if size is None
+                    else f"{_about(size)}{format_bytes(size.tensor_bytes)}",
                     _tokens(entry.native_context),
                     _kinds(entry),
                     "you" if entry.is_users else "",
-                    _active(entry),
+                    geometry_basis(entry),
+                    entry.licence or _UNKNOWN,
                 )
             )
         used = [i for i in range(len(_COLUMNS)) if i == 0 or any(row[i] for row in rows)]
@@ -51,12 +72,27 @@ def catalog_text(entries: Sequence[Entry], catalog: Index, screen: Screen = PLAI
         left = [i for i, name in enumerate(head) if name in _WORD_COLUMNS]
         return fitted_table(head, [[row[i] for i in used] for row in rows], screen.width, left)
 
-    sections: Sections = [("", lines if entries else ()), ("Note", catalog.problems)]
-    return render(f"{len(entries)} of {len(catalog.entries)} models", sections, screen)
+    total = f"{len(index.entries):,} models"
+    first = f"{matching:,} of {total}"
+    if len(entries) < matching:
+        is_filtered = matching < len(index.entries)
+        of = f"{matching:,} matching models ({total} in all)" if is_filtered else total
+        first = f"the {len(entries):,} most used of {of}"
+    more = ["--all lists all of them"] if len(entries) < matching else []
+    sections: Sections = [
+        ("", lines if entries else ()),
+        ("Note", (*more, *index.problems)),
+    ]
+    return render(first, sections, screen)
 
 
 def _count(number: int | None) -> str:
     return _UNKNOWN if number is None else format_count(number)
+
+
+def _about(size: Size) -> str:
+    """'~' in front of a size that only the number of parameters tells."""
+    return "~" if size.basis is Basis.ASSUMED else ""
 
 
 def _tokens(number: int | None) -> str:
@@ -84,8 +120,8 @@ def _headline(entry: Entry) -> str:
     return f"{entry.id}: {', '.join(parts)}".rstrip(": ")
 
 
-def entry_text(entry: Entry, screen: Screen = PLAIN) -> str:
-    """Everything that is known about one model, with sources."""
+def entry_text(entry: Entry, screen: Screen = PLAIN, *, note: str = "") -> str:
+    """Everything that is known about one model, with sources. `note`: how its name was understood."""
 
     def size_lines(screen: Screen) -> list[str]:
         rows = [
@@ -106,40 +142,108 @@ def entry_text(entry: Entry, screen: Screen = PLAIN) -> str:
     if entry.released is None and entry.not_before is not None:
         released = f"not before {entry.not_before}"
     facts = [
-        f"family {entry.family}, architecture {entry.architecture}",
+        f"publisher {entry.publisher or 'unknown'}, licence {entry.licence or 'unknown'}",
+        f"released {released}",
         f"repository {entry.repository or 'unknown'}",
+        *([f"base model {entry.base_model}"] if entry.base_model else []),
+        f"family {entry.family}, architecture {entry.architecture or 'unknown'}",
         f"vocabulary {_tokens(entry.vocabulary)}",
-        f"released {released}, licence {entry.licence or 'unknown'}",
+        f"geometry {_geometry_words(entry)}",
         *([f"you added it from {entry.reference}"] if entry.reference else []),
     ]
     runs_on = ["llama.cpp, from its GGUF header"] if "gguf" in entry.forms else []
     if "config" in entry.forms:
         engines = "vLLM and MLX" if runs_on else "llama.cpp, vLLM and MLX, if they support it"
         runs_on.append(f"{engines}, from its config.json")
-    downloads = []
+    downloads, tags = [], []
     for repository in () if entry.is_users else repositories_of(entry.id):
         usual = "" if repository.listed else "usually "
-        quants = f": {usual}{', '.join(repository.quants)}" if repository.quants else ""
-        downloads.append(
-            f"{repository.form.value} {repository.name}{quants} ({', '.join(repository.sources)})"
-        )
+        quants = [
+            tag if size is None else f"{tag} {format_download(size)}"
+            for tag, size in repository.sizes.items()
+        ]
+        listed = f": {usual}{', '.join(quants)}" if quants else ""
+        if repository.form is Form.OLLAMA:
+            tags.append(f"{repository.name}{listed}")
+        else:
+            makers = ", ".join(dict.fromkeys(map(_short_source, repository.sources)))
+            downloads.append(f"{repository.form.value} {repository.name}{listed} ({makers})")
+    by_scheme: dict[str, list[str]] = {}
+    for name in () if entry.is_users else names_of(entry.id):
+        if name.scheme != Form.OLLAMA.value:  # those are the tags
+            by_scheme.setdefault(name.scheme, []).append(name.spelling)
+    names = [f"{scheme} {', '.join(spelled)}" for scheme, spelled in by_scheme.items()]
     speeds = [
         f"{speed.tokens_per_s:g} tokens/s on {speed.device}, {speed.setting}: {speed.source}"
         for speed in entry.speeds
     ]
-    by_source: dict[tuple[str, str], list[str]] = {}
+    by_source: dict[Source, list[str]] = {}
     for fact, source in entry.sources.items():
-        by_source.setdefault((source.text, source.basis.value), []).append(fact.replace("_", " "))
-    sources = [f"{', '.join(of)} ({basis}): {text}" for (text, basis), of in by_source.items()]
+        by_source.setdefault(source, []).append(fact.replace("_", " "))
+    sources = []
+    for source, about in by_source.items():
+        terms = ", ".join(filter(None, (source.licence, source.date and f"read {source.date}")))
+        sources.append(
+            f"{', '.join(about)} ({source.basis.value}): {source.text}{terms and f' ({terms})'}"
+        )
     sections: Sections = [
+        ("Note", [note] if note else []),
         ("Model", facts),
         ("Runs on", runs_on),
         ("Sizes", size_lines if entry.sizes else ()),
         ("Download", downloads),
+        ("Ollama", tags),
+        ("Names", names),
+        ("Scores", list(_score_lines(entry))),
         ("Speed", speeds),
         ("Sources", sources),
     ]
     return render(_headline(entry), sections, screen)
+
+
+def _geometry_words(entry: Entry) -> str:
+    """How the model's layers and widths are known, and from what."""
+    basis = geometry_basis(entry)
+    source = entry.sources.get("geometry") or entry.sources.get("parameters")
+    if basis == UNKNOWN:
+        return "unknown"
+    words = "exact" if basis == EXACT else "put together from partial numbers"
+    return words if source is None else f"{words}: {source.text}"
+
+
+def _short_source(text: str) -> str:
+    """'pypi:llmfit==1.1.17 (...)' -> 'llmfit', 'mudler/LocalAI:gallery/index.yaml' -> 'mudler/LocalAI'."""
+    return re.split(r"[:=@ ]", text.removeprefix("pypi:"), maxsplit=1)[0]
+
+
+def _qualities(entry: Entry) -> tuple[Quality, ...]:
+    """The model's quality at each of its tasks."""
+    facts = Facts(
+        parameters=entry.parameters,
+        active_parameters=entry.active_parameters,
+        released=entry.released,
+        family=entry.family,
+        kinds=entry.kinds,
+    )
+    return tuple(
+        quality_of(entry.repository or entry.id, kind, facts=facts) for kind in entry.kinds
+    )
+
+
+def _score_lines(entry: Entry) -> Iterator[str]:
+    """A line for each task: what is expected in its reference benchmark, and the published scores behind it."""
+    for quality in _qualities(entry):
+        scores = [
+            f"{score.benchmark} {score.score:g} ({', '.join(filter(None, (score.date, score.measured_by)))})"
+            for score in quality.scores[:SHOWN_SCORES]
+        ]
+        more = len(quality.scores) - len(scores)
+        listed = ": " + ", ".join(scores) if scores else ""
+        others = f" and {more} more" if more else ""
+        yield (
+            f"{quality.task.value} {quality.value:.0f} of 100 ({quality.low:.0f} to {quality.high:.0f}),"
+            f" {quality.basis.value}{listed}{others}"
+        )
 
 
 def added_text(entry: Entry, *, new: bool, shadows: bool) -> str:
@@ -175,37 +279,57 @@ def lines_text(lines: Iterable[str], screen: Screen = PLAIN) -> str:
     return "\n".join(rows) + "\n"
 
 
-def catalog_json(entries: Sequence[Entry], catalog: Index) -> Json:
+def index_json(entries: Sequence[Entry], index: Index) -> Json:
     models = [entry_json(entry) for entry in entries]
-    return {"schema": SCHEMA, "models": models, "problems": list(catalog.problems)}
+    return {"schema": SCHEMA, "models": models, "problems": list(index.problems)}
 
 
 def entry_json(entry: Entry, *, whole: bool = False) -> Json:
-    """One model; `whole` adds its repositories and the keys and tensors that it is rebuilt from."""
+    """One model; `whole` adds its repositories, names and scores, and the keys and tensors it is rebuilt from."""
     answer: Json = {
-        **fields(entry, "id repository family architecture parameters active_parameters"),
+        **fields(entry, "id repository publisher family architecture parameters active_parameters"),
         **fields(entry, "native_context vocabulary"),
         "kinds": [kind.value for kind in entry.kinds],
-        **fields(entry, "licence released not_before reference?"),
+        **fields(entry, "licence released not_before base_model reference?"),
+        "geometry": geometry_basis(entry),
         "forms": list(entry.forms),
         "sizes": [fields(size, "mix tensor_bytes basis") for size in entry.sizes],
         "speeds": [fields(speed, "device tokens_per_s setting source") for speed in entry.speeds],
         "sources": {
-            fact: {"source": source.text, "basis": source.basis.value}
+            fact: {
+                "source": source.text,
+                "basis": source.basis.value,
+                **fields(source, "licence date"),
+            }
             for fact, source in entry.sources.items()
         },
     }
     if not whole:
         return answer
+    is_known = not entry.is_users
     return {
         **answer,
         "repositories": [
             {
                 **fields(repository, "form name"),
                 "quantisations": list(repository.quants),
+                "file_bytes": dict(repository.sizes),
                 **fields(repository, "listed sources"),
             }
-            for repository in (() if entry.is_users else repositories_of(entry.id))
+            for repository in (repositories_of(entry.id) if is_known else ())
+        ],
+        "names": [
+            fields(name, "spelling scheme") for name in (names_of(entry.id) if is_known else ())
+        ],
+        "quality": [
+            {
+                **fields(quality, "task value low high basis"),
+                "scores": [
+                    fields(score, "benchmark score date setting measured_by source")
+                    for score in quality.scores
+                ],
+            }
+            for quality in _qualities(entry)
         ],
         **header_json(header_of(entry) if entry.has_geometry else NO_HEADER),
     }

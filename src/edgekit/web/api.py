@@ -123,11 +123,19 @@ for _name, _call in LISTS.items():
 
 @router.get(
     "/catalog/{id:path}",
-    summary="One model of the catalog, in full",
+    summary="One model of the index, in full (the same as /index/ID)",
+    operation_id="catalog_entry",
     response_class=Response,
-    responses=_responses("docs/catalog.md", "id", {"type": "string"}),
+    responses=_responses("docs/index.md", "id", {"type": "string"}),
 )
-def catalog_entry(request: Request, id: str) -> Response:  # noqa: A002 - its name in every answer
+@router.get(
+    "/index/{id:path}",
+    summary="One model of the index, in full",
+    operation_id="index_entry",
+    response_class=Response,
+    responses=_responses("docs/index.md", "id", {"type": "string"}),
+)
+def index_entry(request: Request, id: str) -> Response:  # noqa: A002 - its name in every answer
     settings = state_of(request).settings
     entry = shown_entry(find_entry(id), settings)
     return _json_response(without_folders(entry_json(entry, whole=True), settings))
@@ -248,7 +256,7 @@ async def job_events(
     f"{ROOT}/cards/events",
     operation_id="events_api_v1_cards_events_get",
     response_class=StreamingResponse,
-    summary="Check every model of the catalog on a machine",
+    summary="Check every model of the index on a machine",
     responses=_stream(
         "`machine`, a `card` for each model, best candidates first, then `done` or `failed`"
     ),

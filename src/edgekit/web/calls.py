@@ -29,7 +29,7 @@ from edgekit.report.bill import bill_json
 from edgekit.report.cards import cards_json
 from edgekit.report.check import fit_json
 from edgekit.report.hardware import devices_json, hardware_json
-from edgekit.report.index import catalog_json
+from edgekit.report.index import index_json
 from edgekit.report.inspection import inspection_json
 from edgekit.report.json import SCHEMA
 from edgekit.report.json import fields as json_fields
@@ -195,13 +195,13 @@ def _curves(state: WebState, fields: Any, watch: CallWatch) -> Json:
     return curves_json(curves)
 
 
-def _catalog(state: WebState, fields: Any, _: CallWatch) -> Json:
-    catalog = read_index()
+def _index(state: WebState, fields: Any, _: CallWatch) -> Json:
+    index = read_index()
     kinds = [kind.value for kind in ModelPurpose]
     if fields.kind is not None and fields.kind not in kinds:
         raise UsageError(f"kind: {fields.kind[:40]!r} must be one of {', '.join(kinds)}")
-    entries = listed(catalog, kind=fields.kind, family=fields.family)
-    return catalog_json([shown_entry(entry, state.settings) for entry in entries], catalog)
+    entries = listed(index, kind=fields.kind, family=fields.family)
+    return index_json([shown_entry(entry, state.settings) for entry in entries], index)
 
 
 def engines_json() -> Json:
@@ -305,5 +305,6 @@ LISTS: dict[str, Call] = {
         lambda *_: engines_json(),
         "List the engines, their settings and the KV cache types they offer",
     ),
-    "catalog": Call(requests.CATALOG, _catalog, "List the models of the catalog"),
+    "index": Call(requests.INDEX, _index, "List the models of the index"),
+    "catalog": Call(requests.INDEX, _index, "List the models of the index (the same as /index)"),
 }

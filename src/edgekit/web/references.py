@@ -129,7 +129,7 @@ def _check_users_entry(name: str, settings: WebSettings) -> None:
         return
     if not may_open(entry, settings):
         raise NotAllowedError(
-            f"{entry.id} was added to the catalog from a file outside the --models-dir folders"
+            f"{entry.id} was added to the index from a file outside the --models-dir folders"
         )
 
 

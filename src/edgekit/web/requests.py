@@ -165,7 +165,7 @@ _TABLE: Fields = {
     "model": (
         Name,
         Field(
-            description=f"{_HUB}, a catalog name, sample:NAME, or a file in a --models-dir folder",
+            description=f"{_HUB}, a name of the index, sample:NAME, or a file in a --models-dir folder",
             examples=["qwen3-8b", "sample:gemma-3-27b"],  # work offline: the page suggests them
         ),
     ),
@@ -263,4 +263,4 @@ HARDWARE = _call_fields("HardwareRequest", _DESCRIBED)
 CARDS = _call_fields("CardsRequest", _PLANNED, _MACHINE, one_engine=True)
 DEVICES = _call_fields("DevicesRequest")
 ENGINES = _call_fields("EnginesRequest")
-CATALOG = _call_fields("CatalogRequest", "kind family")
+INDEX = _call_fields("IndexRequest", "kind family")

@@ -74,7 +74,7 @@ def test_open_named_opens_a_sample() -> None:
 
 @pytest.mark.parametrize("name", ["catalog:qwen3-9b", "catalog:", "catalog:no such model"])
 def test_open_named_refuses_an_unknown_catalog_name(name: str) -> None:
-    with pytest.raises(NotFoundError, match="in the catalog"):
+    with pytest.raises(NotFoundError, match="in the index"):
         open_named(name)
 
 
@@ -103,7 +103,7 @@ def test_open_named_refuses_an_unreachable_repository_without_an_entry() -> None
 
 
 def test_resolved_model_without_a_model_is_refused() -> None:
-    with pytest.raises(UsageError, match="neither opened nor in the catalog"):
+    with pytest.raises(UsageError, match="neither opened nor in the index"):
         ResolvedModel(name="x").opened("llama.cpp")
 
 
@@ -198,7 +198,7 @@ def test_verify_of_a_catalog_name_is_within_bounds(
 ) -> None:
     answer = run_json(capsys, "verify", name, "-c", "4k")
     assert answer["within"]
-    assert answer["notes"] == ["header generated from the catalog, at Q4_K_M"]
+    assert answer["notes"] == ["header generated from the index, at Q4_K_M"]
 
 
 # --- choice of the engine

@@ -28,7 +28,7 @@ COMMANDS_OF: dict[str, set[str]] = {
     "-ctv": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},
     "-ngl": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},
     "--engine": {"check", "plan", "recommend", "compare", "estimate", "run", "serve"},
-    "--json": set(build_parser().commands) - {"catalog"},
+    "--json": set(build_parser().commands) - {"index", "catalog"},
     "--offline": {
         "check", "plan", "recommend", "compare", "estimate", "inspect", "verify", "run", "serve", "web", "embed",
     },
@@ -144,7 +144,7 @@ def test_unknown_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -
     assert usage_error(capsys, "chek", MODEL)[-1] == (
         "edgekit: error: unknown command 'chek'. Did you mean: check?"
     )
-    assert usage_error(capsys, "catalog", "lst")[-1] == (
+    assert usage_error(capsys, "index", "lst")[-1] == (
         "edgekit catalog: error: unknown action 'lst'. Did you mean: list?"
     )
     assert "choose one of recommend, plan, check" in usage_error(capsys, "xyzzy")[-1]
@@ -155,7 +155,7 @@ def test_unknown_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -
     [
         (("help",), "usage: edgekit COMMAND"),
         (("help", "check"), "usage: edgekit check MODEL"),
-        (("help", "catalog", "list"), "usage: edgekit catalog list"),
+        (("help", "index", "list"), "usage: edgekit index list"),
     ],
 )
 def test_help_with_a_command_prints_its_usage(

@@ -1,9 +1,10 @@
-"""`edgekit catalog`: list, show, add, update and remove."""
+"""`edgekit index`: list, show, add, update and remove."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def run_catalog(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    code = main(["catalog", *argv])
+def run_index(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(["index", *argv])
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -52,13 +53,61 @@ def write_small_model(path: Path, *, context: int = 512, more: tuple[bytes, ...]
     return path
 
 
-def test_list_prints_a_table_of_all_models(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run_catalog(capsys, "list")
+def test_list_prints_the_most_used_models(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_index(capsys, "list")
     assert (code, err) == (0, "")
-    first, _, head, *rows = out.splitlines()
-    assert re.fullmatch(r"(\d+) of \1 models", first)
+    first, _, head, *rows, _, note = out.splitlines()
+    assert re.fullmatch(r"the 40 most used of \d,\d{3} models", first)
     assert head.split()[:4] == ["model", "parameters", "4-bit", "context"]
+    assert len(rows) == 40
     assert any(row.startswith("qwen3-8b ") for row in rows)
+    assert "--all" in note
+
+
+def test_list_all_prints_every_model(capsys: pytest.CaptureFixture[str]) -> None:
+    first, _, _, *rows = run_index(capsys, "list", "--all")[1].splitlines()
+    total = int(re.fullmatch(r"([0-9,]+) of \1 models", first)[1].replace(",", ""))  # type: ignore[index]
+    assert len(rows) == total
+    answer = json.loads(run_index(capsys, "list", "--json")[1])
+    assert len(answer["models"]) == total
+
+
+def test_list_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    every = json.loads(run_index(capsys, "list", "--family", "qwen3", "--json")[1])["models"]
+    three = json.loads(run_index(capsys, "list", "--family", "qwen3", "--json", "--limit", "3")[1])
+    assert three["models"] == every[:3]
+    assert run_index(capsys, "list", "--limit", "0")[0] == 2
+
+
+def test_catalog_is_an_alias(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = run_index(capsys, "list", "--family", "gemma")
+    assert main(["catalog", "list", "--family", "gemma"]) == 0
+    assert capsys.readouterr().out == expected[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "key", "is_right"),
+    [
+        (("--publisher", "GOOGLE"), "repository", lambda name: name.startswith("google/")),
+        (("--licence", "apache-2.0"), "licence", lambda name: name == "apache-2.0"),
+        (("--license", "mit"), "licence", lambda name: name.startswith("mit")),
+        (
+            ("--text", "Qwen coder"),
+            "repository",
+            lambda name: {"qwen", "coder"} <= set(re.findall("qwen|coder", name.lower())),
+        ),
+        (("--exact",), "geometry", lambda basis: basis == "exact"),
+    ],
+)
+def test_list_filters(
+    argv: tuple[str, ...],
+    key: str,
+    is_right: Callable[[str], bool],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    models = json.loads(run_index(capsys, "list", "--json", *argv)[1])["models"]
+    assert len(models) > 5
+    assert all(is_right(model[key]) for model in models if model[key] is not None)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +126,8 @@ def test_list_is_filtered_by_flags(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run_catalog(capsys, "add", str(write_small_model(tmp_path / "small.gguf")))
-    answer = json.loads(run_catalog(capsys, "list", "--json", *argv)[1])
+    run_index(capsys, "add", str(write_small_model(tmp_path / "small.gguf")))
+    answer = json.loads(run_index(capsys, "list", "--json", *argv)[1])
     names = {model["id"] for model in answer["models"]}
     assert included in names
     assert excluded not in names
@@ -89,34 +138,38 @@ def test_tables_fit_a_narrow_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     for argv in (("list",), ("show", "qwen3-8b"), ("show", "llava-1.5-7b")):
-        assert max(map(len, run_catalog(capsys, *argv)[1].splitlines())) <= 40
+        assert max(map(len, run_index(capsys, *argv)[1].splitlines())) <= 40
 
 
 def test_show_prints_one_model(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run_catalog(capsys, "show", "Qwen/Qwen3-30B-A3B")
+    code, out, err = run_index(capsys, "show", "Qwen/Qwen3-30B-A3B")
     assert (code, err) == (0, "")
-    assert out.startswith(
-        "qwen3-30b-a3b: 30.53 B parameters, 3.35 B active, 40,960 tokens, for chat, reasoning\n"
-    )
-    assert "licence unknown" in out
+    assert out.startswith("qwen3-30b-a3b: 30.53 B parameters, 3.35 B active, 40,960 tokens")
+    assert "publisher Alibaba (Qwen), licence apache-2.0" in " ".join(out.split())
+    assert "geometry exact: " in out
     assert re.search(r"Q4_K_M +17\.28 GiB +18,550,716,416 bytes +exact", out)
     assert "Sources  " in out
 
 
 def test_show_json(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = json.loads(run_catalog(capsys, "show", "qwen3-8b", "--json")[1])
+    answer = json.loads(run_index(capsys, "show", "qwen3-8b", "--json")[1])
     assert answer["sizes"][0] == {
         "mix": "F16", "tensor_bytes": find_entry("qwen3-8b").sizes[0].tensor_bytes, "basis": "exact",
     }  # fmt: skip
     assert answer["sources"]["parameters"]["basis"] == "exact"
     assert answer["forms"] == ["gguf", "config"]
     assert answer["keys"]["qwen3.block_count"] == 36
-    assert answer["licence"] is None
+    assert answer["licence"] == "apache-2.0"
+    assert answer["geometry"] == "exact"
+    assert {"spelling": "qwen3:8b", "scheme": "ollama"} in answer["names"]
+    assert {row["task"] for row in answer["quality"]} == set(answer["kinds"])
+    assert all(row["low"] < row["value"] < row["high"] for row in answer["quality"])
+    assert answer["sources"]["licence"]["licence"]
 
 
 def test_show_json_keys_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = json.loads(run_catalog(capsys, "show", "qwen3-8b", "--json")[1])
-    assert answer.keys() <= documented("catalog show")
+    answer = json.loads(run_index(capsys, "show", "qwen3-8b", "--json")[1])
+    assert answer.keys() <= documented("index show")
 
 
 def test_model_is_added_updated_and_removed(
@@ -125,19 +178,19 @@ def test_model_is_added_updated_and_removed(
     path = write_small_model(tmp_path / "small-Q4_0.gguf")
     # 1000 x 64 + 2 x (4 x 64 x 64 + 3 x 64 x 128 + 2 x 64) + 64
     parameters = 64_000 + 2 * (16_384 + 24_576 + 128) + 64
-    assert run_catalog(capsys, "add", str(path)) == (
+    assert run_index(capsys, "add", str(path)) == (
         0, f"added: small: {parameters / 1000:.2f} K parameters, 512 tokens, for chat\n", "",
     )  # fmt: skip
     entry_added = find_entry("small")
     assert (entry_added.parameters, entry_added.reference) == (parameters, str(path))
     assert entry_added.sizes[0].tensor_bytes == 4 * parameters
-    assert run_catalog(capsys, "update") == (0, "small: unchanged\n", "")
+    assert run_index(capsys, "update") == (0, "small: unchanged\n", "")
     write_small_model(path, context=1024)
-    code, out, _ = run_catalog(capsys, "update", "small")
+    code, out, _ = run_index(capsys, "update", "small")
     assert (code, out) == (0, "small: changed\n  native context: 512 -> 1,024\n  keys: changed\n")
     assert find_entry("small").native_context == 1024
-    assert run_catalog(capsys, "remove", "SMALL") == (0, "removed: small\n", "")
-    assert run_catalog(capsys, "remove", "small")[0] == 4
+    assert run_index(capsys, "remove", "SMALL") == (0, "removed: small\n", "")
+    assert run_index(capsys, "remove", "small")[0] == 4
 
 
 def test_model_added_by_relative_path_is_updated_from_another_folder(
@@ -145,9 +198,9 @@ def test_model_added_by_relative_path_is_updated_from_another_folder(
 ) -> None:
     write_small_model(tmp_path / "small.gguf")
     monkeypatch.chdir(tmp_path)
-    run_catalog(capsys, "add", "small.gguf")
+    run_index(capsys, "add", "small.gguf")
     monkeypatch.chdir("/")
-    assert run_catalog(capsys, "update")[:2] == (0, "small: unchanged\n")
+    assert run_index(capsys, "update")[:2] == (0, "small: unchanged\n")
 
 
 def test_update_keeps_a_model_whose_file_is_damaged(
@@ -155,15 +208,15 @@ def test_update_keeps_a_model_whose_file_is_damaged(
 ) -> None:
     path = write_small_model(tmp_path / "small.gguf")
     write_small_model(tmp_path / "other.gguf")
-    run_catalog(capsys, "add", str(path), str(tmp_path / "other.gguf"))
+    run_index(capsys, "add", str(path), str(tmp_path / "other.gguf"))
     path.write_bytes(b"GGUF and then nothing")
-    code, out, _ = run_catalog(capsys, "update")
+    code, out, _ = run_index(capsys, "update")
     assert code == 5
     first, second, *_ = out.splitlines()
     assert first == "other: unchanged"
     assert second.startswith("small: not updated:")
     assert find_entry("small").parameters is not None
-    answer = json.loads(run_catalog(capsys, "update", "--json")[1])
+    answer = json.loads(run_index(capsys, "update", "--json")[1])
     assert [item["id"] for item in answer["read"]] == ["other"]
     assert answer["failed"][0]["name"] == "small"
 
@@ -172,7 +225,7 @@ def test_add_continues_after_an_unreadable_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_small_model(tmp_path / "small.gguf")
-    code, out, _ = run_catalog(capsys, "add", "./nothing.gguf", str(path))
+    code, out, _ = run_index(capsys, "add", "./nothing.gguf", str(path))
     assert code == 4
     assert out.splitlines()[0].startswith("added: small: ")
     assert "not added: ./nothing.gguf: no such file or folder" in out
@@ -184,14 +237,14 @@ def test_add_refuses_a_second_model_of_the_same_name(
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         write_small_model(tmp_path / folder / "small.gguf")
-    assert run_catalog(capsys, "add", str(tmp_path / "a/small.gguf"))[0] == 0
-    assert run_catalog(capsys, "add", str(tmp_path / "a/small.gguf"))[1].startswith(
+    assert run_index(capsys, "add", str(tmp_path / "a/small.gguf"))[0] == 0
+    assert run_index(capsys, "add", str(tmp_path / "a/small.gguf"))[1].startswith(
         "read again: small: "
     )
-    code, out, err = run_catalog(capsys, "add", str(tmp_path / "b/small.gguf"))
+    code, out, err = run_index(capsys, "add", str(tmp_path / "b/small.gguf"))
     assert (code, out) == (2, "")
     assert "use --id to give this one another name" in err
-    assert run_catalog(capsys, "add", str(tmp_path / "b/small.gguf"), "--id", "second")[0] == 0
+    assert run_index(capsys, "add", str(tmp_path / "b/small.gguf"), "--id", "second")[0] == 0
     assert find_entry("second").parameters == find_entry("small").parameters
 
 
@@ -199,7 +252,7 @@ def test_add_under_a_built_in_name_says_that_it_replaces_the_entry(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_small_model(tmp_path / "small.gguf")
-    _, out, _ = run_catalog(capsys, "add", str(path), "--id", "qwen3-8b")
+    _, out, _ = run_index(capsys, "add", str(path), "--id", "qwen3-8b")
     assert "replaces the built-in entry" in out
 
 
@@ -208,7 +261,7 @@ def test_add_refuses_a_model_with_an_infinite_value(
 ) -> None:
     infinite = key("llama.rope.freq_base", FLOAT32, float("inf"))
     path = write_small_model(tmp_path / "small.gguf", more=(infinite,))
-    code, out, err = run_catalog(capsys, "add", str(path))
+    code, out, err = run_index(capsys, "add", str(path))
     assert (code, out) == (5, "")
     assert "is not a number" in err
 
@@ -217,13 +270,13 @@ def test_add_refuses_a_model_with_an_infinite_value(
     ("argv", "code", "message"),
     [
         (
-            ("show", "qwen3-9b"),
+            ("show", "no-such-llm"),
             4,
-            "'qwen3-9b' is not in the catalog (edgekit catalog list shows all models). Did you mean: ",
+            "'no-such-llm' is not in the index (edgekit index list shows all models)",
         ),
         (("remove", "nothing"), 4, "you have not added a model named 'nothing'"),
         (("remove", "Qwen3-8B"), 2, "is built in: only models that you added can be removed"),
-        (("update", "qwen3-8b"), 4, "'qwen3-8b' is not in the catalog"),
+        (("update", "qwen3-8b"), 4, "'qwen3-8b' is not in the index"),
         (("add", "./no.gguf"), 4, "no such file or folder"),
         (("add", "a", "b", "--id", "c"), 2, "--id works with one model only"),
         (("add", "a", "--id", "c/d"), 2, "an id may contain letters"),
@@ -232,33 +285,33 @@ def test_add_refuses_a_model_with_an_infinite_value(
 def test_error_is_one_line_and_an_exit_code(
     argv: tuple[str, ...], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result, out, err = run_catalog(capsys, *argv)
+    result, out, err = run_index(capsys, *argv)
     assert (result, out) == (code, "")
     assert message in err
     assert len(err.splitlines()) == 1
 
 
-def test_damaged_user_catalog_is_a_note(
+def test_damaged_list_of_added_models_is_a_note(
     data_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data_folder.mkdir()
     (data_folder / "catalog.db").write_text("not a database" * 100)
-    code, out, err = run_catalog(capsys, "list")
+    code, out, err = run_index(capsys, "list")
     assert (code, err) == (0, "")
     assert "the models you added are left out" in " ".join(out.split())
-    assert run_catalog(capsys, "show", "qwen3-8b")[0] == 0
-    assert run_catalog(capsys, "add", "sample:gemma-3-27b")[0] == 5
+    assert run_index(capsys, "show", "qwen3-8b")[0] == 0
+    assert run_index(capsys, "add", "sample:gemma-3-27b")[0] == 5
 
 
 def test_update_without_added_models(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_catalog(capsys, "update") == (0, "you have not added any models yet\n", "")
+    assert run_index(capsys, "update") == (0, "you have not added any models yet\n", "")
 
 
-@pytest.mark.parametrize("action", ["", "list", "show", "add", "remove", "update"])
+@pytest.mark.parametrize("action", ["", "list", "show", "add", "remove", "update", "build"])
 def test_help_prints_the_usage_of_each_action(
     action: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["catalog", *filter(None, [action]), "--help"])
+        main(["index", *filter(None, [action]), "--help"])
     assert caught.value.code == 0
-    assert f"usage: edgekit catalog{f' {action}' if action else ''} " in capsys.readouterr().out
+    assert f"usage: edgekit index{f' {action}' if action else ''} " in capsys.readouterr().out

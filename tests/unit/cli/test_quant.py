@@ -253,7 +253,7 @@ def test_unreachable_name_comes_from_the_catalog_with_a_note(name: str) -> None:
     result = open_named(name)
     assert result.entry is not None
     assert result.entry.id == "gemma-3-27b"
-    assert result.notes[0].startswith("taken from the catalog (gemma-3-27b), because")
+    assert result.notes[0].startswith("taken from the index (gemma-3-27b), because")
 
 
 def test_ollama_name_without_a_tag_has_the_default_size_of_ollama(
@@ -274,7 +274,7 @@ def test_hub_id_is_not_an_added_model_with_a_similar_name(
 ) -> None:
     monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
     path = write_model(tmp_path, "gemma-3-1b", "Q4_K_M")
-    assert main(["catalog", "add", str(path), "--id", "mine"]) == 0
+    assert main(["index", "add", str(path), "--id", "mine"]) == 0
     capsys.readouterr()
     assert open_named("Mine:Q8_0").found is not None
     with pytest.raises(RemoteInspectError):

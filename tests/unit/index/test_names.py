@@ -97,7 +97,7 @@ def test_find_entry_does_not_guess_another_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "\x00", "x" * 10_000])
 def test_find_entry_of_an_impossible_name_is_not_found(name: str) -> None:
-    with pytest.raises(NotFoundError, match="in the catalog"):
+    with pytest.raises(NotFoundError, match="in the index"):
         find_entry(name)
 
 

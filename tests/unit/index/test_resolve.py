@@ -26,5 +26,5 @@ def test_resolve_takes_the_entry_of_a_repository_that_cannot_be_reached() -> Non
     result = resolve("Qwen/Qwen3-8B", unreachable)
     assert result.entry is not None
     assert result.notes == (
-        "taken from the catalog (qwen3-8b), because Qwen/Qwen3-8B could not be read: no network",
+        "taken from the index (qwen3-8b), because Qwen/Qwen3-8B could not be read: no network",
     )

@@ -105,12 +105,12 @@ def test_file_that_is_not_a_database_is_damaged(data_folder: Path) -> None:
     data_folder.mkdir()
     (data_folder / NAME).write_bytes(b"my notes, not a database at all" * 100)
     problem = problem_of_the_file(
-        "the catalog is damaged (file is not a database): move the file away"
+        "the list of your models is damaged (file is not a database): move the file away"
     )
     assert problem.startswith(str(data_folder / NAME))
-    with pytest.raises(HeaderError, match="catalog is damaged"):
+    with pytest.raises(HeaderError, match="list of your models is damaged"):
         save_entry(OWN)
-    with pytest.raises(HeaderError, match="catalog is damaged"):
+    with pytest.raises(HeaderError, match="list of your models is damaged"):
         forget_entry("own")
 
 
@@ -121,7 +121,7 @@ def test_database_with_a_torn_page_is_damaged(data_folder: Path) -> None:
     pages = bytearray(path.read_bytes())
     pages[4096 : len(pages)] = b"\xff" * (len(pages) - 4096)
     path.write_bytes(pages)
-    problem_of_the_file("catalog is damaged")
+    problem_of_the_file("list of your models is damaged")
 
 
 def test_truncated_database_is_a_problem(data_folder: Path) -> None:

@@ -93,7 +93,7 @@ export const MACHINE = {
 export const HOME = {
   title: "What can I run?",
   lead: (count) => (count ? `${tokens(count)} open models, checked against your machine.` : "Open models, checked against your machine."),
-  loading: "Loading the catalog ...",
+  loading: "Loading the index ...",
   models: "Models",
   legend: "What the bars mean",
   checking: "Checking ...",
@@ -118,7 +118,7 @@ export const HOME = {
     if (!unknown) return `${fit} of ${of} fit`;
     return unknown === matched ? `${of}, not checked` : `${fit} of ${matched - unknown} checked models fit; ${unknown} not checked`;
   },
-  noMatch: "No model in the catalog matches. To check any other model, enter its ID, URL or file in the box at the top.",
+  noMatch: "No model in the index matches. To check any other model, enter its ID, URL or file in the box at the top.",
   noneYet: "None of them is known to fit yet.",
   noneKnown: (unknown) => `None of them is known to fit: ${unknown} could not be checked.`,
   noneFits: (machine) => `None of them fits on ${machine}.`,
@@ -148,7 +148,7 @@ export const ERRORS = {
   cancelled: "Cancelled.",
 };
 
-const NOT_FOUND = "Check the spelling. You can enter a catalog name, org/name on Hugging Face, a URL, sample:NAME, or a file in a --models-dir folder.";
+const NOT_FOUND = "Check the spelling. You can enter a name of the index, org/name on Hugging Face, a URL, sample:NAME, or a file in a --models-dir folder.";
 const NOT_ALLOWED = "Local files can be opened only from folders given with edgekit web --models-dir FOLDER, and addresses on this machine or its network only with --allow-private.";
 const UNREACHABLE = "EdgeKit could not read the model from its server. Check the network and try again, or use a local file.";
 const OTHER_ENGINE = "EdgeKit found the model but can't check it this way. Try another engine or machine.";
@@ -219,12 +219,12 @@ export const MODEL = {
   welcome: {
     title: "Try one",
     lead: "EdgeKit reads a model's header, never its weights, and shows what each byte of memory is for before you download anything.",
-    catalog: "A model from the catalog",
+    catalog: "A model from the index",
     repository: "A Hugging Face repository, with a quantization if it has several",
     url: "The URL of a file",
     sample: "A built-in sample header (no network needed)",
     file: ["A file on this machine, by its name in the folder given with ", "edgekit web --models-dir FOLDER", ""],
-    all: "All models in the catalog on this machine",
+    all: "All models of the index on this machine",
   },
   trainedFor: (count) => `trained context ${tokens(count)}`,
   answer: "Answer",

@@ -143,7 +143,7 @@ def generated_files(header: ModelHeader, *, label: str) -> ModelFiles:
     architecture = header.keys.get("general.architecture")
     if architecture is None or header.tensors is None:
         raise UsageError(
-            f"the catalog has only the config.json of {label}, and llama.cpp needs a "
+            f"the index has only the config.json of {label}, and llama.cpp needs a "
             "GGUF: name a GGUF of it"
         )
     keys: dict[str, Value] = {**header.keys, "tokenizer.ggml.model": "none"}

@@ -199,7 +199,7 @@ def test_generated_files_have_the_tensors_and_keys_of_the_model() -> None:
 
 def test_generated_files_need_the_keys_of_a_gguf() -> None:
     opened = open_named("gpt-oss-120b").as_file("llama.cpp")
-    with pytest.raises(UsageError, match=r"the catalog has only the config\.json"):
+    with pytest.raises(UsageError, match=r"the index has only the config\.json"):
         generated_files(opened.model.header, label="gpt-oss-120b")
 
 
