@@ -145,7 +145,7 @@ def test_unknown_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -
         "edgekit: error: unknown command 'chek'. Did you mean: check?"
     )
     assert usage_error(capsys, "index", "lst")[-1] == (
-        "edgekit catalog: error: unknown action 'lst'. Did you mean: list?"
+        "edgekit index: error: unknown action 'lst'. Did you mean: list?"
     )
     assert "choose one of recommend, plan, check" in usage_error(capsys, "xyzzy")[-1]
 
