@@ -112,7 +112,7 @@ def convert(model: Model, mix: str) -> Converted:
         )
         for tensor in mixed.tensors
     )
-    geometry = model.geometry if is_gguf else _in_llama_cpp(model.geometry)
+    geometry = model.geometry if is_gguf else _in_llama_cpp(model.geometry, model.header.config)
     header = replace(
         model.header,
         keys=model.header.keys or gguf_keys(geometry, model.header.config),
@@ -154,7 +154,7 @@ def _with_head(model: Model, mix: str) -> Model:
     return prepare(model).likely_heads.get(mix, lambda: min((untied, tied), key=misfit))
 
 
-def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:
+def _in_llama_cpp(geometry: ModelGeometry, config: Mapping[str, Any]) -> ModelGeometry:
     """The geometry as llama.cpp loads it from a config.json."""
     name = geometry.architecture
     conversion, full_heads = conversion_of(name), known_architecture(name).full_heads
@@ -172,9 +172,14 @@ def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:
                 return kind
 
     has_experts = any(layer.experts for layer in geometry.layers)
+    architecture = conversion.to
+    if name == "nemotron_h" and has_experts:
+        architecture = "nemotron_h_moe"
+    if name == "kimi_linear" and text_section(config).get("attn_res_block_size"):
+        architecture = "kimi-k3"
     return replace(
         geometry,
-        architecture="nemotron_h_moe" if name == "nemotron_h" and has_experts else conversion.to,
+        architecture=architecture,
         layers=tuple(replace(layer, mixer=loaded(layer.mixer)) for layer in geometry.layers),
         mtp_layers=0 if conversion.drops_prediction else geometry.mtp_layers,
     )
@@ -239,13 +244,21 @@ _GATING_KEYS = (
 
 # A GGUF key -> the keys of config.json that state its value.
 _STATED = {
+    "activation.situ_linear_beta": ("activation_situ_linear_beta",),
+    "attn_res.block_size": ("attn_res_block_size",),
     "attention.clamp_kqv": ("clip_qkv", "attn_config.clip_qkv"),
     "attention.indexer.block_size": ("sparse_attention_config.sparse_block_size",),
     "attention.indexer.head_count": (
         "index_n_heads",
         "sparse_attention_config.sparse_num_index_heads",
+        "indexer_n_heads",
     ),
-    "attention.indexer.top_k": ("index_topk", "sparse_attention_config.sparse_topk_blocks"),
+    "attention.indexer.kpool": ("index_kpool",),
+    "attention.indexer.top_k": (
+        "index_topk",
+        "sparse_attention_config.sparse_topk_blocks",
+        "indexer_budget",
+    ),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
     "attention.output_group_count": ("o_groups",),
@@ -254,7 +267,12 @@ _STATED = {
     "embedding_scale": ("embedding_multiplier", "scale_emb"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
-    "expert_weights_norm": ("norm_topk_prob", "route_norm", "norm_expert_weight"),
+    "expert_weights_norm": (
+        "norm_topk_prob",
+        "route_norm",
+        "norm_expert_weight",
+        "moe_renormalize",
+    ),
     "expert_weights_scale": (
         "routed_scaling_factor",
         "route_scale",
@@ -263,7 +281,11 @@ _STATED = {
     ),
     "final_logit_softcapping": ("final_logit_softcapping",),
     "hash_layer_count": ("num_hash_layers",),
-    "hyper_connection.count": ("hc_mult",),
+    "hrm.h_cycles": ("H_cycles",),
+    "hrm.l_cycles": ("L_cycles",),
+    "hrm.layers_per_stack": ("num_layers_per_stack", "num_hidden_layers"),
+    "hyper_connection.count": ("hc_mult", "hc_count"),
+    "kda.gate_lower_bound": ("linear_attn_config.gate_lower_bound",),
     "logit_scale": ("logit_scale", "logits_scaling", "dim_model_base"),
     "residual_scale": (
         "residual_multiplier",
@@ -271,6 +293,9 @@ _STATED = {
         "layernorm_full_attention_alpha",
         "full_attn_alpha_factor",
     ),
+    "ple.conv_kernel": ("ple_conv_kernel_size",),
+    "ple.heads_per_ngram": ("heads_per_ngram",),
+    "ple.ngram_size": ("ngram_size",),
     "swin_norm": ("swin_norm",),
     "use_parallel_residual": ("use_parallel_residual",),
 }
@@ -348,6 +373,10 @@ def _attention_keys(geometry: ModelGeometry) -> Iterator[tuple[str, Value]]:
         yield "attention.value_length_swa", sliding.value_dim
     if index_dim := max(attention.index_dim for attention in attentions):
         yield "attention.indexer.key_length", index_dim
+        marks = tuple(int(bool(kind is not None and kind.index_dim)) for kind in by_layer)
+        latents = (kind for kind in attentions if isinstance(kind, LatentAttention))
+        if any(not kind.index_dim for kind in latents):
+            yield "attention.indexer.types", marks
 
 
 def _kv_heads(attention: Attention | LatentAttention | None) -> int:
@@ -371,6 +400,13 @@ def _layer_keys(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator
             yield "expert_gating_func", _GATING[gating_name]
         elif tensor_recipe(geometry.architecture).correction.holds(section):
             yield "expert_gating_func", _GATING["sigmoid"]  # routing with a selection bias uses it
+    ratio = section.get("indexer_compress_ratio")
+    if isinstance(ratio, int):  # Qwen 4 exp
+        attends = (attention_of(layer.mixer) is not None for layer in geometry.layers)
+        yield "attention.compress_ratios", tuple(ratio if on else 0 for on in attends)
+    listed = section.get("ple_layer_ids")
+    if isinstance(listed, list) and listed:
+        yield "ple.layers", tuple(layer - 1 for layer in listed if isinstance(layer, int))
     mixers = (layer.mixer for layer in geometry.layers)
     recurrences = (kind for kind in map(_recurrence, mixers) if kind is not None)
     recurrent = next(recurrences, None)
@@ -440,6 +476,12 @@ _PREDICTION_NORMS = ["nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"]
 _ROUTER_SCALES = ["ffn_gate_inp.scale", "ffn_down_exps.scale", "layer_output_scale.weight"]
 _HYPER_ARRAYS = [f"hc_{part}_{what}.weight" for part in ("attn", "ffn") for what in ("fn", "scale")]
 _HYPER_BIASES = ["hc_attn_base.weight", "hc_ffn_base.weight"]
+_HYPER = (Streams.HYPER, Streams.HYPER_SUMMED, Streams.HYPER_GATED)
+_LOW_RANK = [f"hc_{part}_{what}" for part in ("attn", "ffn") for what in ("down", "up")]
+_LOW_RANK_NORMS = ["hc_attn_norm", "hc_ffn_norm"]
+_INJECTIONS = ["hc_attn_inject.weight", "hc_ffn_inject.weight"]
+_OUTER_LOW_RANK = ["output_hc_down", "output_hc_up"]
+NGRAM_TABLE = "per_layer_token_embd.weight"  # outside the blocks, although one layer reads it
 _STEP_NORMS = ["ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"]
 
 _AS_MATRIX = frozenset({TensorKind.LINEAR, TensorKind.EXPERT, TensorKind.EMBEDDING})
@@ -508,7 +550,10 @@ def _blocks(
                 shape = (geometry.vocabulary or 0, used)
                 table = GgufTensor(name="ffn_gate_tid2eid.weight", shape=shape, type=by_name("I32"))
                 laid_out[key] = (*laid_out[key], table)
-        yield layer.index, laid_out[key]
+        tables = [tensor for tensor in laid_out[key] if tensor.name == NGRAM_TABLE]
+        if tables:
+            yield None, tables
+        yield layer.index, [tensor for tensor in laid_out[key] if tensor.name != NGRAM_TABLE]
     left_out = conversion_of(name).drops_prediction or known_architecture(name).dense_prediction
     if geometry.mtp_layers and not left_out:
         expected = prediction_tensors(replace(geometry, mtp_layers=1), config)
@@ -562,6 +607,10 @@ def _convert_tensors(
 def _outer_names(recipe: TensorRecipe) -> Mapping[str, Names]:
     """The names of tensors outside the layers, by kind of tensor and role."""
     names = _tensor_names()["outside"]
+    if recipe.streams is Streams.HYPER_LOW_RANK:
+        matrices = {**names["matrices"], TensorRole.RESIDUAL: _OUTER_LOW_RANK}
+        norms = {**names["norms"], TensorRole.RESIDUAL: ["output_hc_norm"]}
+        return {**names, "matrices": matrices, "norms": norms}
     if not recipe.embedding_norm:
         return names
     norms = {**names["norms"], TensorRole.NORM: ["token_embd_norm", "output_norm"]}
@@ -597,8 +646,14 @@ def _layer_names(
         norms[TensorRole.STATE_NORM] = _STEP_NORMS
     if recipe.router_scales and TensorRole.ROUTER in roles:
         arrays[TensorRole.SCALE] = _ROUTER_SCALES
-    if recipe.streams is Streams.HYPER:
+    if recipe.streams in _HYPER:
         arrays[TensorRole.RESIDUAL], biases[TensorRole.RESIDUAL] = _HYPER_ARRAYS, _HYPER_BIASES
+    if recipe.streams is Streams.HYPER_LOW_RANK:
+        matrices[TensorRole.RESIDUAL], norms[TensorRole.RESIDUAL] = _LOW_RANK, _LOW_RANK_NORMS
+        arrays[TensorRole.RESIDUAL] = _INJECTIONS
+    is_kimi = recurrent is not None and recurrent.cell is Cell.KIMI_DELTA
+    if is_kimi and TensorRole.STATE_LOW in roles:  # Kimi K3: only the output gate is of full rank
+        matrices[TensorRole.STATE_GATE] = ["ssm_g"]
     return {"matrices": matrices, "norms": norms, "arrays": arrays, "biases": biases}
 
 
