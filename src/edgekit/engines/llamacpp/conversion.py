@@ -550,9 +550,9 @@ def _blocks(
                 shape = (geometry.vocabulary or 0, used)
                 table = GgufTensor(name="ffn_gate_tid2eid.weight", shape=shape, type=by_name("I32"))
                 laid_out[key] = (*laid_out[key], table)
-        tables = [tensor for tensor in laid_out[key] if tensor.name == NGRAM_TABLE]
-        if tables:
-            yield None, tables
+        ngrams = [tensor for tensor in laid_out[key] if tensor.name == NGRAM_TABLE]
+        if ngrams:
+            yield None, ngrams
         yield layer.index, [tensor for tensor in laid_out[key] if tensor.name != NGRAM_TABLE]
     left_out = conversion_of(name).drops_prediction or known_architecture(name).dense_prediction
     if geometry.mtp_layers and not left_out:

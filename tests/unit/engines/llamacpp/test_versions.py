@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from tests.recorded import DATA, engine_models, gguf_files, header_bytes
+from tests.recorded import DATA, engine_models, gguf_files, gguf_header, header_bytes
 
 from edgekit.app.recommend import key_of
 from edgekit.bill.types import Component
@@ -45,6 +45,7 @@ from edgekit.model import read_geometry
 from edgekit.model.architectures import section_by_name
 from edgekit.model.types import Model
 from edgekit.request import Request
+from edgekit.units import Basis
 
 
 @pytest.mark.parametrize(
@@ -243,6 +244,28 @@ def test_architecture_is_refused_by_builds_before_it_was_added() -> None:
         RefusedError, match=r"b9992 does not support architecture 'hy_v3': it was added in b9993"
     ):
         llamacpp.estimate(model, *read_row({"n_ctx": 512, "llama_version": "b9992"}, None))
+
+
+def test_architecture_of_which_llama_cpp_has_only_the_name_is_refused() -> None:
+    keys = {"general.architecture": "gptj", "gptj.block_count": 2, "gptj.embedding_length": 64}
+    keys |= {"gptj.attention.head_count": 4, "gptj.context_length": 512, "gptj.vocab_size": 1000}
+    keys |= {"general.file_type": 1}
+    header = gguf_header(keys)
+    model = Model(header=header, geometry=read_geometry(header))
+    with pytest.raises(RefusedError, match="'gptj': it only has the name"):
+        llamacpp.estimate(model, *read_row({"n_ctx": 512}, "cpu"))
+
+
+def test_graph_of_an_earlier_build_than_it_was_compared_with_is_a_bound() -> None:
+    model = model_of("muse-glimmer-small.Q4_K_M")
+    compute = {}
+    for build in ("b11063", "0.6"):
+        bill = llamacpp.estimate(model, *read_row({"n_ctx": 512, "llama_version": build}, "cpu"))
+        (compute[build],) = (line for line in bill.lines if line.component is Component.COMPUTE)
+    assert compute["0.6"].basis is Basis.EXACT
+    assert compute["b11063"].basis is Basis.MODELLED
+    assert "not compared with builds before b11549" in compute["b11063"].because
+    assert compute["b11063"].size_bytes > compute["0.6"].size_bytes
 
 
 def test_first_build_of_an_architecture_is_a_known_build() -> None:
