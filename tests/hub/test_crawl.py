@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import hashlib
 import json
@@ -28,7 +29,11 @@ from edgekit.app.crawl import fetch, listing
 from edgekit.app.crawl.build import build
 from edgekit.app.crawl.rows import CRAWL_TABLES
 from edgekit.app.crawl.types import BuildOptions, BuildReport
+from edgekit.cli.flags import add_options
+from edgekit.cli.index_build import OPTIONS, run_build
 from edgekit.errors import CancelledError, RemoteBusyError, RemoteInspectError, UsageError
+from edgekit.index.database import IndexFile
+from edgekit.index.records import is_id
 from edgekit.index.tables import read_rows, table_named
 from edgekit.sources import async_http
 
@@ -502,8 +507,8 @@ def gguf_hub(files: dict[str, bytes]) -> Script:
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "requests"), [(0, 1), (100_000, 2), (300_000, 3)]
-)  # 2.1 and 6.3 MB
+    ("vocabulary", "requests"), [(0, 1), (100_000, 2), (400_000, 3)]
+)  # 2.1 and 8.4 MB
 def test_header_of_a_gguf_is_read_in_few_requests(
     hostile: Serve, tmp_path: Path, vocabulary: int, requests: int
 ) -> None:
@@ -522,3 +527,62 @@ def test_header_in_two_shards_is_joined(hostile: Serve, tmp_path: Path) -> None:
     server = hostile(gguf_hub(files))
     assert run(tmp_path).geometries == 1
     assert len(server.requests) == 3
+
+
+# -- the index and the command -------------------------------------------------------------------
+
+
+def test_index_can_be_opened_like_the_packaged_one(
+    undisturbed: tuple[BuildReport, dict[str, str]],
+) -> None:
+    report, _ = undisturbed
+    index = IndexFile(report.folder / "index.sqlite")
+    entries = index.entries()
+    assert len(entries) == report.models
+    for entry in entries:
+        if entry.geometry is not None:
+            header = index.header(entry.geometry)
+            assert header.config or header.keys
+            assert entry.sizes
+        assert all(is_id(entry.id) for entry in entries[:5])
+        assert {"repository", "uses", "family"} <= set(entry.sources)
+
+
+def command(*words: str) -> tuple[str, int]:
+    parser = argparse.ArgumentParser()
+    add_options(parser, {"--json": "", **OPTIONS})
+    return run_build(parser.parse_args(words))
+
+
+def test_command_reports_as_text_and_as_json(
+    hub: SyntheticHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_ENDPOINT")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")  # --from comes first
+    words = ("--out", str(tmp_path), "--from", hub.endpoint, "--limit", "40", "--date", DATE)
+    text, code = command(*words)
+    assert code == 0
+    assert "40 repositories" in text
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    text, code = command(*words, "--json", "--rate", "1000", "--at-once", "2")
+    answer = json.loads(text)
+    assert code == 0
+    assert (answer["repositories"], answer["requests"]) == (40, 0)
+    assert answer["rows"]["models"] == answer["models"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "--out"),
+        (("--out", "x", "--from", "ftp"), "--from"),
+        (("--out", "x", "--rate", "-1"), "--rate"),
+        (("--out", "x", "--rate", "inf"), "--rate"),
+        (("--out", "x", "--date", "today"), "--date"),
+        (("--out", "x", "--limit", "0"), "--limit"),
+        (("--out", "x", "--at-once", "999"), "--at-once"),
+    ],
+)
+def test_command_refuses_wrong_values(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        command(*words)

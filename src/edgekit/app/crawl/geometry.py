@@ -8,7 +8,7 @@ import hashlib
 import json
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from edgekit.app.crawl.types import Candidate, Geometry, Outcome, Status, Task
@@ -27,10 +27,11 @@ from edgekit.formats import limits
 from edgekit.formats.gguf import read_gguf, read_gguf_model
 from edgekit.formats.types import Depth, ModelHeader
 from edgekit.index.tables import as_json
+from edgekit.index.tensor_runs import runs_of
 from edgekit.model import not_a_language_model, open_config, read_geometry
 from edgekit.model.types import Model
 from edgekit.sources.async_http import AsyncTransport
-from edgekit.sources.filenames import CONFIG_NAME
+from edgekit.sources.filenames import CONFIG_NAME, quant_tag
 from edgekit.sources.http import ResponseHead
 from edgekit.sources.hub import file_url
 from edgekit.sources.reference import HubModel
@@ -45,6 +46,8 @@ MAX_SHARDS_READ = 16  # of one GGUF: every shard has a part of the tensors
 # Parts of a config.json that nothing reads, and that differ between copies of one model.
 _NOT_READ = ("_name_or_path", "transformers_version")
 _CACHED = 4096
+_TEXTS = ("general.", "tokenizer.chat_template")
+_TEXTS_READ = frozenset({"general.architecture", "general.type"})
 _NAME = "model"  # the facts of a geometry do not depend on what a model is called
 
 
@@ -104,26 +107,44 @@ async def _read_config(repository: str, transport: AsyncTransport) -> Mapping[st
     return {key: value for key, value in answer.value.items() if key not in _NOT_READ}
 
 
-_described: OrderedDict[bytes, Geometry] = OrderedDict()  # by the hash of a config; of this process
+_described: OrderedDict[bytes, Geometry] = OrderedDict()  # by the hash of what it is made of
 
 
-def _of_config(config: Mapping[str, Any], repository: str) -> Geometry:
-    """The geometry of a config.json. Equal configs are described once."""
-    key = hashlib.sha256(as_json(config).encode("utf-8", "surrogatepass")).digest()
+def _described_once(content: object, build: Callable[[], Model]) -> Geometry:
+    """The geometry of this content. Describing takes a tenth of a second, and many repositories are alike."""
+    key = hashlib.sha256(as_json(content).encode("utf-8", "surrogatepass")).digest()
     geometry = _described.get(key)
     if geometry is None:
-        geometry = describe(open_config(config, label=f"{repository}/{CONFIG_NAME}").model)
-        _described[key] = geometry
+        geometry = _described[key] = describe(build())
         if len(_described) > _CACHED:
             _described.popitem(last=False)
     return geometry
+
+
+def _of_config(config: Mapping[str, Any], repository: str) -> Geometry:
+    label = f"{repository}/{CONFIG_NAME}"
+    return _described_once(config, lambda: open_config(config, label=label).model)
 
 
 def _of_header(header: ModelHeader) -> Geometry:
     other = not_a_language_model(header)
     if other is not None:
         raise UsageError(f"{header.name} is {other}")
-    return describe(Model(header=header, geometry=read_geometry(header)))
+    # Names, authors and templates differ between files of one model, and nothing here reads them.
+    keys = {
+        key: value
+        for key, value in header.keys.items()
+        if not (isinstance(value, str) and key.startswith(_TEXTS) and key not in _TEXTS_READ)
+    }
+    arrays = {key: [array.element, array.count] for key, array in header.arrays.items()}
+    content = [
+        keys,
+        arrays,
+        runs_of(header.tensors or ()),
+        header.tensor_bytes,
+        quant_tag(header.name),
+    ]
+    return _described_once(content, lambda: Model(header=header, geometry=read_geometry(header)))
 
 
 def describe(model: Model) -> Geometry:

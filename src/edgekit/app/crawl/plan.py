@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from edgekit.app.crawl.types import Candidate, Listed, Status, Task, TaskKind
@@ -78,9 +78,14 @@ def _forms() -> tuple[Form, ...]:
 
 def gguf_sets(item: Listed) -> list[FileSet]:
     """The complete GGUF models of the repository; if it has several models, those of the one with the most files."""
+    return _gguf_sets(item.files or ())
+
+
+@lru_cache(maxsize=256)  # each repository is asked about several times in a row
+def _gguf_sets(listed: tuple[tuple[str, int | None], ...]) -> list[FileSet]:
     sets = [
         group
-        for group in group_shards(_files(item), ".gguf")
+        for group in group_shards(_files(listed), ".gguf")
         if not group.is_companion and not group.missing_count
     ]
     counts: dict[str, int] = {}
@@ -92,7 +97,7 @@ def gguf_sets(item: Listed) -> list[FileSet]:
 
 def weights_of(item: Listed) -> FileSet | None:
     """The safetensors that would be loaded; None if there are none, or no complete set."""
-    root = [file for file in _files(item) if "/" not in file.name]
+    root = [file for file in _files(item.files or ()) if "/" not in file.name]
     try:
         found = safetensors_set(root, item.name)
     except NotFoundError:  # several models, and no index
@@ -100,10 +105,8 @@ def weights_of(item: Listed) -> FileSet | None:
     return None if found is None or found.missing_count else found
 
 
-def _files(item: Listed) -> tuple[ModelFile, ...]:
-    return tuple(
-        ModelFile(name=path, open=_never, size_bytes=size) for path, size in item.files or ()
-    )
+def _files(listed: tuple[tuple[str, int | None], ...]) -> tuple[ModelFile, ...]:
+    return tuple(ModelFile(name=path, open=_never, size_bytes=size) for path, size in listed)
 
 
 def _never() -> ByteSource:
