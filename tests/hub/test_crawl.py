@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import json
@@ -29,8 +28,7 @@ from edgekit.app.crawl import fetch, listing
 from edgekit.app.crawl.build import build
 from edgekit.app.crawl.rows import CRAWL_TABLES
 from edgekit.app.crawl.types import BuildOptions, BuildReport
-from edgekit.cli.flags import add_options
-from edgekit.cli.index_build import OPTIONS, run_build
+from edgekit.cli import main
 from edgekit.errors import CancelledError, RemoteBusyError, RemoteInspectError, UsageError
 from edgekit.index.database import IndexFile
 from edgekit.index.records import is_id
@@ -548,27 +546,38 @@ def test_index_can_be_opened_like_the_packaged_one(
         assert {"repository", "uses", "family"} <= set(entry.sources)
 
 
-def command(*words: str) -> tuple[str, int]:
-    parser = argparse.ArgumentParser()
-    add_options(parser, {"--json": "", **OPTIONS})
-    return run_build(parser.parse_args(words))
-
-
 def test_command_reports_as_text_and_as_json(
-    hub: SyntheticHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: SyntheticHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.delenv("HF_ENDPOINT")
+    words = ["index", "build", "--out", str(tmp_path), "--limit", "40", "--date", DATE]
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")  # --from comes first
-    words = ("--out", str(tmp_path), "--from", hub.endpoint, "--limit", "40", "--date", DATE)
-    text, code = command(*words)
-    assert code == 0
-    assert "40 repositories" in text
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    text, code = command(*words, "--json", "--rate", "1000", "--at-once", "2")
-    answer = json.loads(text)
-    assert code == 0
+    assert main([*words, "--from", hub.endpoint]) == 0
+    assert "40 repositories" in capsys.readouterr().out
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+    assert main([*words, "--from", "hub", "--json", "--rate", "1000", "--at-once", "2"]) == 0
+    answer = json.loads(capsys.readouterr().out)
     assert (answer["repositories"], answer["requests"]) == (40, 0)
     assert answer["rows"]["models"] == answer["models"]
+
+
+def test_command_that_could_not_reach_everything_ends_with_4(
+    hostile: Serve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(async_http, "MAX_FAILURES", 1)
+
+    def script(request: Request, send: Send) -> None:
+        is_listing = "/api/" in request.line
+        send(page([CONFIG_ENTRY]) if is_listing else response("503 Service Unavailable"))
+
+    hostile(script)
+    assert main(["index", "build", "--out", str(tmp_path)]) == 4
+    assert "run the command again" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -583,6 +592,8 @@ def test_command_reports_as_text_and_as_json(
         (("--out", "x", "--at-once", "999"), "--at-once"),
     ],
 )
-def test_command_refuses_wrong_values(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        command(*words)
+def test_command_refuses_wrong_values(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["index", "build", *words]) == 2
+    assert message in capsys.readouterr().err
