@@ -39,6 +39,7 @@ class EstimateAnswer:
     notes: tuple[str, ...] = ()  # on the model and the load; the estimate has notes too
     estimate: MemoryEstimate = field(repr=False)
     geometry: ModelGeometry | None = field(default=None, repr=False)  # None: only a name is known
+    from_index: bool = False  # the index answers for a repository that could not be read
 
     @property
     def engine_title(self) -> str:
@@ -74,7 +75,7 @@ def estimate_named(resolved: ResolvedModel, request: Request, session: Session) 
         load = replace(load, sequences=users)
     price = (session.pricing or price_loads)(opened, rules.name, values, session.reach)
     bill = bill_of(opened, rules, values, load=load, setup=setup, estimate=price(load, setup))
-    return replace(bill, notes=(*resolved.notes, *bill.notes))
+    return replace(bill, notes=(*resolved.notes, *bill.notes), from_index=bool(resolved.from_index))
 
 
 def check_one_engine(request: Request) -> None:
@@ -217,6 +218,7 @@ def task_of(
         nodes=request.nodes or 1,
         label=opened.label,
         repository=opened.repository,
+        from_index=resolved is not None and bool(resolved.from_index),
         is_remote=opened.files is None or opened.files.origin.is_remote,
         users=request.users,
         cancelled=session.reach.cancelled,

@@ -38,14 +38,15 @@ from edgekit.plan.choice import READING_TOKENS_PER_S, check_users
 from edgekit.plan.fit import MINIMUM_TOKENS
 from edgekit.plan.plan import check_planned, find_plan, make_plan
 from edgekit.plan.recommend import (
+    Order,
     Suggestion,
     is_minor,
-    quickness,
+    is_notable,
     rank_of,
     ranked_for,
     root_of,
-    slowness,
     smallest_bytes,
+    speed_points,
     version_of,
 )
 from edgekit.request import Request, Session
@@ -132,11 +133,12 @@ def _plan_stored(
     except (HeaderLimitError, ArithmeticError, ValueError, TypeError, KeyError, RecursionError):
         return None
     suggestions: list[Suggestion] = []
+    task = request.purpose or ModelPurpose.CHAT
     for entry in picks:
         plan = find_plan(task_for(entry, request, session))
         if plan is None:
             return None
-        suggestions.append(Suggestion(entry=entry, plan=plan, rank=rank_of(entry)))
+        suggestions.append(Suggestion(entry=entry, plan=plan, task=task))
     if not suggestions:
         return None
     suggestions.sort(key=lambda suggestion: suggestion.order, reverse=True)
@@ -176,7 +178,8 @@ class _Search:
         self._request, self._session = request, session
         self._limit = min(request.limit or SHOWN, MOST_SHOWN)
         self._machine, self._engine = request.find_machine(), engine_named(request.engines[0])
-        self._embeds = request.purpose is ModelPurpose.EMBEDDING
+        self._task = request.purpose or ModelPurpose.CHAT
+        self._embeds = self._task is ModelPurpose.EMBEDDING
         self._capacity_bytes = sys.maxsize  # with --reserve, only the plan decides what fits
         if request.reserve_bytes is None:
             self._capacity_bytes = self._engine.capacity_bytes(self._machine)
@@ -189,7 +192,8 @@ class _Search:
         slow: list[Entry] = []  # would perhaps be shown if they were faster
         for entry in ranked:
             # Entries are sorted by rank, so neither this one nor a later one can have a better order.
-            best_order = not self._embeds, rank_of(entry) * quickness(math.inf)
+            best_worth = rank_of(entry, self._task) + speed_points(math.inf)
+            best_order = not self._embeds, is_notable(entry, self._task), best_worth
             if len(shown) >= self._limit and shown[-1].order >= best_order:
                 break
             reason = self._reason_to_skip(entry)
@@ -213,7 +217,7 @@ class _Search:
             # Even if slower models rank higher, the last place goes to one at reading speed.
             quick = self._best_quick(ranked)
             shown = shown if quick is None else [*shown[: self._limit - 1], quick]
-        too_slow = sum(self._would_show(entry, shown, _best_order(entry)) for entry in slow)
+        too_slow = sum(self._would_show(entry, shown, self._best_order(entry)) for entry in slow)
         self.passed_over += Counter({SLOW: too_slow})
         return shown
 
@@ -223,7 +227,7 @@ class _Search:
         for entry in ranked:
             is_skipped = bool(self._reason_to_skip(entry))
             # Only a speed below that of reading makes a model worth less than its rank.
-            if is_skipped or self._best_order_at_speed(entry)[1] < rank_of(entry):
+            if is_skipped or self._best_order_at_speed(entry)[-1] < rank_of(entry, self._task):
                 continue
             suggestion = self._suggestion(entry)
             if suggestion is not None and suggestion.is_quick:
@@ -253,9 +257,7 @@ class _Search:
                 shown.append(suggestion)
         return shown
 
-    def _would_show(
-        self, entry: Entry, shown: Sequence[Suggestion], order: tuple[bool, float]
-    ) -> bool:
+    def _would_show(self, entry: Entry, shown: Sequence[Suggestion], order: Order) -> bool:
         """Whether the model would be shown with that order."""
         better = [suggestion for suggestion in shown if suggestion.order >= order]
         return len(better) < self._limit and self._is_varied(entry, better)
@@ -267,6 +269,11 @@ class _Search:
         """
         if self._request.all_sizes:
             return True
+        if any(
+            entry.geometry is not None and entry.geometry == other.entry.geometry
+            for other in others
+        ):
+            return False  # of the same size and build: phi-4-reasoning next to -plus
         families = [suggestion.entry.family for suggestion in others]
         same_line = [root_of(family) for family in families].count(root_of(entry.family))
         models = [version_of(suggestion.entry.id)[0] for suggestion in others]
@@ -285,7 +292,7 @@ class _Search:
                 raise
             except EdgekitError:
                 continue
-            return Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
+            return Suggestion(entry=entry, plan=plan, task=self._task)
         return None
 
     def _suggestion(self, entry: Entry) -> Suggestion | None:
@@ -304,7 +311,7 @@ class _Search:
         if plan is None:
             self.passed_over[TOO_LARGE] += 1
             return None
-        return Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
+        return Suggestion(entry=entry, plan=plan, task=self._task)
 
     def _reason_to_skip(self, entry: Entry) -> str:
         """Why the model needs no bill to be skipped: its context is too short, or its weights exceed the memory."""
@@ -320,26 +327,25 @@ class _Search:
             return TOO_LARGE
         return ""
 
-    def _best_order_at_speed(self, entry: Entry) -> tuple[bool, float]:
+    def _best_order_at_speed(self, entry: Entry) -> Order:
         """An upper bound of the model's order, from the fastest that the machine can read its smallest weights."""
         size, parameters = smallest_bytes(entry), entry.parameters or 0
         if not size or not parameters or self._embeds:
-            return _best_order(entry)
+            return self._best_order(entry)
         read_bytes = READ_SHARE * size * (entry.active_parameters or parameters) / parameters
         tokens_per_s = self._engine.fastest_tokens_per_s(read_bytes, size, self._machine)
         if tokens_per_s is None:
-            return _best_order(entry)
+            return self._best_order(entry)
         is_quick = round(tokens_per_s, 1) >= READING_TOKENS_PER_S
-        if is_quick and not is_minor(entry):
-            return True, rank_of(entry) * quickness(tokens_per_s)
-        return False, rank_of(entry) * slowness(tokens_per_s)
+        worth = rank_of(entry, self._task) + speed_points(tokens_per_s)
+        return is_quick and not is_minor(entry), is_notable(entry, self._task), worth
 
-
-def _best_order(entry: Entry) -> tuple[bool, float]:
-    """An upper bound of the model's order at any speed."""
-    if is_minor(entry) or ModelPurpose.EMBEDDING in entry.kinds:
-        return False, rank_of(entry)
-    return True, rank_of(entry) * quickness(math.inf)
+    def _best_order(self, entry: Entry) -> Order:
+        """An upper bound of the model's order at any speed."""
+        if self._embeds:
+            return False, is_notable(entry, self._task), rank_of(entry, self._task)
+        worth = rank_of(entry, self._task) + speed_points(math.inf)
+        return not is_minor(entry), is_notable(entry, self._task), worth
 
 
 def task_for(entry: Entry, request: Request, session: Session = OFFLINE) -> Task:

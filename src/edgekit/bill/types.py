@@ -372,6 +372,7 @@ class Task:
     label: str = ""  # the model's name in reports
     repository: str = ""  # on the hub, of the weights or of their source; "": unknown
     is_remote: bool = False  # the weights are not on this machine
+    from_index: bool = False  # the index answers for a repository that could not be read
     users: int | None = None  # as requested; `load` is for all of them
     drafters: tuple[Drafter, ...] = ()  # candidates, in the order in which they are tried
     # Set when the caller has disconnected.
@@ -560,7 +561,8 @@ class Verdict:
     estimate: MemoryEstimate = field(repr=False)
     reasons: tuple[str, ...]  # why it failed; empty if it did not
     window: str  # the reason for the context
-    unknown_architecture: str = ""  # its name, if the layers were read by standard keys only
+    doubt: str = ""  # why the bill is only a rough estimate: "unknown architecture 'x'"
+    from_index: bool = False  # the index answers for a repository that could not be read
     way: Placement
     machine: Machine = field(repr=False)
 

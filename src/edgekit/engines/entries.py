@@ -55,6 +55,6 @@ def _as_certain(opened: OpenModel, entry: Entry) -> OpenModel:
     """The model, with a geometry that is no more certain than the entry's."""
     if entry.basis is not Basis.ASSUMED:
         return opened
-    because = "its own config is not in the index: put together from partial numbers"
+    because = "only some of its numbers are known: the rest as in a model of its architecture"
     geometry = replace(opened.model.geometry, basis=Basis.ASSUMED, because=because)
     return replace(opened, model=Model(header=opened.model.header, geometry=geometry))

@@ -213,6 +213,12 @@ def quality_of(hub_id: str, task: ModelPurpose, *, facts: Facts) -> Quality:
     )
 
 
+def reference_benchmark(task: ModelPurpose) -> str:
+    """The benchmark on whose scale qualities of this task are given: 'MMLU-Pro'."""
+    name: str = _fit().tasks[task]["reference"]
+    return name
+
+
 def scores_of(hub_id: str, task: ModelPurpose) -> tuple[Score, ...]:
     """The published scores of the model in benchmarks that count for the task."""
     return _evidence().get((key_of(hub_id), task.value), ())

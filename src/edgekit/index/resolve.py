@@ -84,7 +84,8 @@ def resolve(
             reason = f"{source} is gone (edgekit index remove {entry.id})"
         else:
             reason = f"{source} could not be read: {error}"
-        return replace(resolved, from_index=reason)
+        notes = (*notes, f"answered from the index, because {reason}")
+        return replace(resolved, from_index=reason, notes=notes)
     return replace(resolved, found=found, quant=match.quant if entry.is_users else None)
 
 

@@ -390,7 +390,12 @@ class ModelGeometry:
     pooling: str | None = None
     towers: tuple[Tower, ...] = ()
     basis: Basis = Basis.EXACT
-    because: str = ""  # why the basis is not EXACT
+    because: str = ""  # why the basis is not EXACT: "unknown architecture 'x': read by ..."
+
+    @property
+    def doubt(self) -> str:
+        """Why figures are only a rough estimate, in few words: "unknown architecture 'x'"; empty if they are not."""
+        return self.because.partition(":")[0] if self.basis is Basis.ASSUMED else ""
 
     @property
     def embeds(self) -> bool:

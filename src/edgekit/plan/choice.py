@@ -457,9 +457,8 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
         estimate=priced.estimate,
         reasons=() if candidate.step else tuple(fitting.reasons(priced, max_context)),
         window=candidate.because,
-        unknown_architecture=(
-            geometry.architecture if geometry.basis is Basis.ASSUMED and task.bill is None else ""
-        ),
+        doubt=geometry.doubt if task.bill is None else "",
+        from_index=task.from_index,
         way=priced.placement,
         machine=task.machine,
     )

@@ -1,4 +1,4 @@
-"""A rule of thumb that ranks known models before any of them is run, and the order of suggestions."""
+"""The order of recommendations: the quality of a model at a task, less what its quantisation costs and its speed."""
 
 from __future__ import annotations
 
@@ -6,59 +6,85 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import date
+from functools import lru_cache
 
-from edgekit.bill.types import COMFORTABLE_PERCENT, GOOD_ACCURACY
+from edgekit.bill.types import GOOD_ACCURACY
 from edgekit.engines.choices import accuracy_of
+from edgekit.index.quality import (
+    Facts,
+    Loss,
+    Quality,
+    QualityBasis,
+    cache_loss,
+    quality_of,
+    suits,
+    weights_loss,
+)
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import HOST
 from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.plan import Plan
 
-# ASSUMED. A mixture of experts is about as good as a dense model with the geometric mean of its total and its active
-# parameters. Capability per parameter doubles every few months (Xiao et al., Densing Law of LLMs, 2025: 3.5 months);
-# a slower rate is used here so that size still counts.
-DOUBLING_MONTHS = 6
-FIRST = date(2023, 1, 1)  # older models count as of this date
-LAST = date(2050, 1, 1)  # later dates in a file count as this one
-MOST_PARAMETERS = 10**15
-UNKNOWN = date(2024, 1, 1)  # for a model without a date
-SMALL_PARAMETERS = 8e9
-OUTDATED = date(2024, 7, 1)
-_DAYS_A_MONTH = 365.25 / 12
 _VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?=-|$)")
 
-# Factors on a model's worth if part of it is in RAM and its speed is unknown; experts lose less because few are active.
-DIVIDED_SHARE, DIVIDED_DENSE_SHARE = 0.5, 0.1
-FULL_RAM_PERCENT = 92  # of the usable RAM; a model that takes more is weighted by FULL_RAM_SHARE
-FULL_RAM_SHARE = 0.25
-FAST_TOKENS_PER_S = 4 * READING_TOKENS_PER_S  # more speed than this adds no worth
+# In points of quality (docs/decisions/0012-quality.md). Chat slower than reading, or a book that takes minutes to
+# embed, is felt more than a better answer; speed beyond that is worth little.
+POINTS_PER_DOUBLING = 1.0  # above reading speed
+MOST_DOUBLINGS = 3.0
+POINTS_PER_HALVING = 25.0  # below it
 EMBEDDING_TOKENS_PER_S = 2000  # a book of 100,000 tokens in less than a minute
+POINTS_PER_EMBEDDING_HALVING = 6.0
+POINTS_IF_DIVIDED = 15.0  # partly in RAM, and its speed is unknown
+SMALL_PARAMETERS = 2.5e9  # a smaller model is not preferred to a better one just for its speed
+ASSUMED_FLOPS = 50e9  # of a machine whose speed of reading is unknown: a small computer's CPU
+# A model is offered before others if it has scores, or if its family has and it is used, or if it is used a lot: the
+# hub has thousands of versions that somebody made of a good model, of which nobody knows what became of it. On the
+# scale of `Entry.uses`; Qwen3-8B has 17.7.
+LEAST_USES_OF_FAMILY, LEAST_USES_UNMEASURED = 8.0, 12.0
+FULL_RAM_PERCENT = 92  # of the usable RAM; a model that takes more would make the machine swap
 
 
-def rank_of(entry: Entry) -> float:
-    """Expected quality of the answers, regardless of memory and speed. Higher is better."""
-    parameters = min(entry.parameters or 0, MOST_PARAMETERS)
-    active = min(entry.active_parameters or parameters, MOST_PARAMETERS)
-    is_later = bool(
-        entry.not_before and not entry.released
-    )  # ranks after a model released on that day
-    days = (min(_release_date(entry), LAST) - FIRST).days + is_later
-    months = max(0.0, days / _DAYS_A_MONTH)
-    return math.sqrt(parameters * active) / 1e9 * 2 ** (months / DOUBLING_MONTHS)
+def task_of_entry(entry: Entry) -> ModelPurpose:
+    """The task by which a model is ranked if none was asked for."""
+    embeds = ModelPurpose.EMBEDDING in entry.kinds
+    return ModelPurpose.EMBEDDING if embeds else ModelPurpose.CHAT
+
+
+@lru_cache(maxsize=16_384)
+def entry_quality(entry: Entry, task: ModelPurpose) -> Quality:
+    """How good the model is at the task, without quantisation."""
+    return quality_of(entry.repository or entry.id, task, facts=_facts(entry))
+
+
+def _facts(entry: Entry) -> Facts:
+    return Facts(
+        parameters=entry.parameters,
+        active_parameters=entry.active_parameters,
+        released=entry.released or entry.not_before,
+        family=entry.family,
+        kinds=entry.kinds,
+    )
+
+
+def rank_of(entry: Entry, task: ModelPurpose | None = None) -> float:
+    """The quality that the model reaches with a probability of 90 %, regardless of memory and speed."""
+    return entry_quality(entry, task or task_of_entry(entry)).low
 
 
 def is_minor(entry: Entry) -> bool:
-    """Whether it is small or outdated, and so not preferred to a better model just for its speed."""
-    return (entry.parameters or 0) < SMALL_PARAMETERS or _release_date(entry) < OUTDATED
+    """Whether it is too small to be preferred to a better model just for its speed."""
+    return (entry.parameters or 0) < SMALL_PARAMETERS
 
 
-def _release_date(entry: Entry) -> date:
-    """The release date of a model; a fixed date if it is unknown."""
-    try:
-        return date.fromisoformat(entry.released or entry.not_before or "")
-    except ValueError:
-        return UNKNOWN
+def is_notable(entry: Entry, task: ModelPurpose) -> bool:
+    """Whether enough is known of the model, by scores or by use, to offer it before others."""
+    match entry_quality(entry, task).basis:
+        case QualityBasis.MEASURED:
+            return True
+        case QualityBasis.FAMILY:
+            return entry.is_users or entry.uses >= LEAST_USES_OF_FAMILY
+        case _:
+            return entry.is_users or entry.uses >= LEAST_USES_UNMEASURED
 
 
 def version_of(name: str) -> tuple[str, tuple[int, ...]]:
@@ -76,15 +102,20 @@ def root_of(family: str) -> str:
 
 
 def ranked_for(task: ModelPurpose, entries: Iterable[Entry]) -> list[Entry]:
-    """The models for the purpose, the best first."""
-    embeds = task is ModelPurpose.EMBEDDING  # an embedding model for code does not write code
+    """The models for the purpose, the best first. One of which nothing but the name is known is left out."""
     suited = [
         entry
         for entry in entries
-        if task in entry.kinds and (embeds or ModelPurpose.EMBEDDING not in entry.kinds)
+        if entry.has_geometry and suits(entry.repository or entry.id, task, facts=_facts(entry))
     ]
-    newest_first = sorted(suited, key=lambda entry: version_of(entry.id)[1], reverse=True)
-    return sorted(newest_first, key=lambda entry: (-rank_of(entry), version_of(entry.id)[0]))
+
+    def order(entry: Entry) -> tuple[bool, float, float, str]:
+        return not is_notable(entry, task), -rank_of(entry, task), -entry.uses, entry.id
+
+    return sorted(suited, key=order)
+
+
+Order = tuple[bool, bool, float]  # whether it is preferred and notable, and its worth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,72 +124,90 @@ class Suggestion:
 
     entry: Entry
     plan: Plan
-    rank: float  # see rank_of
+    task: ModelPurpose
+
+    @property
+    def quality(self) -> Quality:
+        return entry_quality(self.entry, self.task)
+
+    @property
+    def rank(self) -> float:
+        return self.quality.low
+
+    @property
+    def loss(self) -> Loss:
+        """What the weights cost, compared with those that the publisher released."""
+        native = "MXFP4" if self.entry.size("MXFP4_MOE") is not None else None
+        return weights_loss(self.plan.variant.name, native=native)
+
+    @property
+    def cache_loss(self) -> Loss:
+        """What the KV cache costs."""
+        load = self.plan.load
+        names = [kind.name if kind is not None else "f16" for kind in (load.cache_k, load.cache_v)]
+        return cache_loss(*names)
 
     @property
     def worth(self) -> float:
-        """The rank, weighted by what this machine makes of the model.
+        """The rank, less what this machine makes of the model: quantisation, cache and speed, in points of quality."""
+        return self.rank - self.loss.value - self.cache_loss.value + self._speed_points
 
-        Lower for a slow model and for one that nearly fills the RAM; higher for a preferred model that is faster than
-        reading. If the speed is unknown, lower for a model that is partly in RAM.
-        """
-        worth = self.rank * self._ram_share
-        speed = self.plan.speed
-        if ModelPurpose.EMBEDDING in self.entry.kinds:
+    @property
+    def _speed_points(self) -> float:
+        speed, steady = self.plan.speed, self.plan.steady_tokens_per_s
+        if self.task is ModelPurpose.EMBEDDING:
             read = None if speed is None else speed.prefill
             if read is None:
-                return worth
-            return worth * slowness(math.sqrt(math.prod(read)), EMBEDDING_TOKENS_PER_S)
-        steady = self.plan.steady_tokens_per_s
+                rate = ASSUMED_FLOPS / (2 * max(self.entry.active_parameters or 1, 1))
+            else:
+                rate = math.sqrt(math.prod(read))
+            return embedding_points(rate)
         if speed is None or steady is None:
-            is_dense = (self.entry.active_parameters or 0) >= (self.entry.parameters or 1)
-            share = DIVIDED_DENSE_SHARE if is_dense else DIVIDED_SHARE
-            return worth if self.plan.result.way.whole else worth * share
-        return worth * (quickness(speed.typical) if self.is_preferred else slowness(steady))
+            return 0.0 if self.plan.result.way.whole else -POINTS_IF_DIVIDED
+        return speed_points(steady)
 
     @property
     def is_preferred(self) -> bool:
-        """Whether it ranks before all others: at least reading speed, and neither small nor outdated.
+        """Whether it ranks before all others: at least reading speed, not small, and with memory to spare.
 
         If the speed is unknown, it has to be entirely on the GPU.
         """
-        if is_minor(self.entry) or ModelPurpose.EMBEDDING in self.entry.kinds:
+        if is_minor(self.entry) or self.task is ModelPurpose.EMBEDDING or self._fills_ram:
             return False
         return self.is_quick if self.plan.speed is not None else self.plan.result.way.whole
 
     @property
-    def order(self) -> tuple[bool, float]:
+    def order(self) -> Order:
         """Sort key; the best suggestion has the greatest."""
-        return self.is_preferred, self.worth
+        return self.is_preferred, is_notable(self.entry, self.task), self.worth
 
     @property
-    def _ram_share(self) -> float:
-        """Factor on the worth: 1, and from 85 % of the usable RAM less and less, down to FULL_RAM_SHARE."""
-        percent = max(
-            (
-                100 * use.required_bytes / max(use.budget.unreserved_bytes, 1)
-                for use in self.plan.result.uses
-                if HOST in use.budget.pools
-            ),
-            default=0.0,
+    def _fills_ram(self) -> bool:
+        return any(
+            100 * use.required_bytes > FULL_RAM_PERCENT * max(use.budget.unreserved_bytes, 1)
+            for use in self.plan.result.uses
+            if HOST in use.budget.pools
         )
-        over = (percent - COMFORTABLE_PERCENT) / (FULL_RAM_PERCENT - COMFORTABLE_PERCENT)
-        return 1 - (1 - FULL_RAM_SHARE) * min(max(over, 0.0), 1.0) ** 2
 
     @property
     def is_quick(self) -> bool:
         """Whether it is at least as fast as reading. An unknown speed does not count as slow."""
-        return ModelPurpose.EMBEDDING in self.entry.kinds or not self.plan.is_slow
+        return self.task is ModelPurpose.EMBEDDING or not self.plan.is_slow
 
 
-def slowness(tokens_per_s: float, enough: float = READING_TOKENS_PER_S) -> float:
-    """Factor on a model's worth at this speed: 1 at `enough`, a quarter at half of that."""
-    return min(1.0, tokens_per_s / enough) ** 2
+def speed_points(tokens_per_s: float) -> float:
+    """What a model's speed adds to its worth: 0 at reading speed."""
+    doublings = math.log2(max(tokens_per_s, 1e-3) / READING_TOKENS_PER_S)
+    if doublings < 0:
+        return POINTS_PER_HALVING * doublings
+    return POINTS_PER_DOUBLING * min(doublings, MOST_DOUBLINGS)
 
 
-def quickness(tokens_per_s: float) -> float:
-    """Factor on a model's worth at this speed: 1 at reading speed, 2 at four times that and above."""
-    return math.sqrt(min(tokens_per_s, FAST_TOKENS_PER_S) / READING_TOKENS_PER_S)
+def embedding_points(tokens_per_s: float) -> float:
+    """What the speed of reading adds to the worth of an embedding model: 0 if it is fast enough."""
+    return POINTS_PER_EMBEDDING_HALVING * min(
+        math.log2(max(tokens_per_s, 1e-3) / EMBEDDING_TOKENS_PER_S), 0.0
+    )
 
 
 def smallest_bytes(entry: Entry) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine, weakest
 from edgekit.engines import engine_named
-from edgekit.errors import EdgekitError, quoted
+from edgekit.errors import EdgekitError
 from edgekit.machine.types import Pool, PoolKind
 from edgekit.model.types import (
     Attention,
@@ -68,8 +68,10 @@ def bill_text(bill: EstimateAnswer, screen: Screen = PLAIN) -> str:
         f"{format_bytes(sum(row.values()))} {_in_pool(names[pool])}" for pool, row in sums.items()
     ]
     headline = f"{total}: {', '.join(parts)}" if len(parts) > 1 else "".join(parts) or total
-    if bill.geometry is not None and bill.geometry.basis is Basis.ASSUMED:
-        headline += f" (rough estimate: unknown architecture {quoted(bill.geometry.architecture)})"
+    if bill.geometry is not None and bill.geometry.doubt:
+        headline += f" (rough estimate: {printable(bill.geometry.doubt)})"
+    if bill.from_index:
+        headline += " (from EdgeKit's index: the repository was not read)"
     rows = [(names[pool], row) for pool, row in sums.items()]
     if len(rows) > 1:
         rows.append(("total", {part: sum(row[part] for row in sums.values()) for part in PARTS}))

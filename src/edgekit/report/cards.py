@@ -14,13 +14,14 @@ from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED
 from edgekit.engines.flags import typed
 from edgekit.errors import printable
+from edgekit.index.quality import QualityBasis, reference_benchmark
 from edgekit.index.repositories import Form, repository_at
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.plan.choice import download_bytes, with_weights
 from edgekit.plan.fit import first_placement
 from edgekit.plan.plan import Plan
-from edgekit.plan.recommend import Suggestion, rank_of
+from edgekit.plan.recommend import Suggestion, rank_of, task_of_entry
 from edgekit.report.check import assumed_of, bars_json, changes_section, headline, typical_figure
 from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
@@ -90,8 +91,8 @@ def _sections(recommendation: Recommendation, words: str, *, why: bool) -> Secti
         plans = [suggestion.plan for suggestion in shown]
         memory = _by_basis([plan.result.estimate.basis for plan in plans])
         speed = _by_basis([plan.speed.basis if plan.speed else None for plan in plans])
-        ranked = "ranked by a rule of thumb from parameters and age"
-        yield "Basis", [f"memory {memory}; speed {speed}; {ranked}"]
+        quality = _by_word([suggestion.quality.basis.value for suggestion in shown])
+        yield "Basis", [f"memory {memory}; speed {speed}; quality {quality}"]
     skipped = ", ".join(f"{count} {reason}" for reason, count in recommendation.passed_over)
     yield "", [f"skipped: {skipped}"] if skipped else []
     request, machine = recommendation.request, recommendation.request.find_machine()
@@ -224,7 +225,64 @@ def _detail_lines(suggestion: Suggestion, screen: Screen) -> Iterator[str]:
     title = f"{entry.id} ({', '.join(facts)})" if facts else entry.id
     yield from fold(title, screen.width)
     yield from fold(headline(suggestion.plan.result), screen.width)
+    for line in quality_lines(suggestion):
+        yield from fold(line, screen.width)
     yield from bar_lines(memories(suggestion.plan.result), screen)
+
+
+SHOWN_SCORES = 4
+
+
+def quality_lines(suggestion: Suggestion) -> Iterator[str]:
+    """The quality for the task, what it rests on, and what the quantisation costs."""
+    quality = suggestion.quality
+    reference = reference_benchmark(quality.task)
+    rests_on = {
+        QualityBasis.MEASURED: "from its own scores",
+        QualityBasis.FAMILY: "no scores of its own for this task: from its family's, or its own in other tasks",
+        QualityBasis.NOT_MEASURED: "not measured: from its size and age",
+    }[quality.basis]
+    yield (
+        f"quality for {quality.task.value}: about {quality.value:.0f} of 100 in {reference} "
+        f"({quality.low:.0f}-{quality.high:.0f}), {rests_on}"
+    )
+    for score in sorted(quality.scores, key=lambda score: score.date, reverse=True)[:SHOWN_SCORES]:
+        where = score.source.partition("@")[0]  # owner/repository, or an address
+        yield f"  {score.benchmark} {score.score:g} ({score.date[:7]}, {score.measured_by}; {where})"
+    if len(quality.scores) > SHOWN_SCORES:
+        yield f"  and {len(quality.scores) - SHOWN_SCORES} more"
+    for what, loss in (("weights", suggestion.loss), ("KV cache", suggestion.cache_loss)):
+        if loss.value >= 0.05:  # less rounds to nothing
+            yield (
+                f"  {what} at {_type_name(suggestion, what)}: {loss.value:.1f} points less "
+                f"({loss.low:.1f}-{loss.high:.1f}, {loss.basis.value})"
+            )
+
+
+def _type_name(suggestion: Suggestion, what: str) -> str:
+    return (
+        suggestion.plan.variant.name
+        if what == "weights"
+        else _cache_name(suggestion.plan) or "16 bits"
+    )
+
+
+def quality_json(suggestion: Suggestion) -> Json:
+    quality = suggestion.quality
+    return {
+        "task": quality.task.value,
+        "benchmark": reference_benchmark(quality.task),
+        **fields(quality, "value low high"),
+        "basis": quality.basis.value,
+        "scores": [
+            fields(score, "benchmark score date setting measured_by source")
+            for score in quality.scores
+        ],
+        "losses": {
+            what: {**fields(loss, "value low high source"), "basis": loss.basis.value}
+            for what, loss in (("weights", suggestion.loss), ("cache", suggestion.cache_loss))
+        },
+    }
 
 
 def parameters_words(parameters: int, active: int | None = None) -> str:
@@ -245,9 +303,14 @@ def _cache_name(plan: Plan) -> str:
 
 def _by_basis(bases: Sequence[Basis | None]) -> str:
     """'exact', or 'exact for 1 and 3, modelled for 2'."""
+    return _by_word(["not known" if basis is None else basis.value for basis in bases])
+
+
+def _by_word(words: Sequence[str]) -> str:
+    """'measured', or 'measured for 1 and 3, family for 2'."""
     numbers: dict[str, list[str]] = {}
-    for number, basis in enumerate(bases, start=1):
-        numbers.setdefault("not known" if basis is None else basis.value, []).append(str(number))
+    for number, word in enumerate(words, start=1):
+        numbers.setdefault(word, []).append(str(number))
     if len(numbers) == 1:
         return next(iter(numbers))
     parts = []
@@ -298,6 +361,7 @@ def _suggestion_json(suggestion: Suggestion) -> Json:
         "id": suggestion.entry.id,
         "entry": card_entry_json(suggestion.entry),
         **fields(suggestion, "rank worth is_quick is_preferred"),
+        "quality": quality_json(suggestion),
         "plan": plan_fields(suggestion.plan),
     }
 
@@ -315,7 +379,7 @@ def card_entry_json(entry: Entry) -> Json:
 def card_json(entry: Entry, plan: Plan) -> Json:
     """A card of the page. Recommendations are sorted by `is_preferred`, then by `worth`."""
     result, speed = plan.result, plan_speed(plan)
-    suggestion = Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
+    suggestion = Suggestion(entry=entry, plan=plan, task=task_of_entry(entry))
     return {
         **_card_head(entry, plan.task.engine),
         "status": result.status.value,

@@ -22,7 +22,7 @@ from edgekit.bill.types import (
 )
 from edgekit.engines import engine_named
 from edgekit.engines.flags import typed
-from edgekit.errors import UsageError, printable, quoted
+from edgekit.errors import UsageError, printable
 from edgekit.machine.types import HOST, Device, Machine, together_bytes
 from edgekit.machine.what_if import IDLE
 from edgekit.plan.choice import FEWER_BITS, download_bytes, is_too_short, unchecked_bytes
@@ -73,10 +73,12 @@ def headline(result: Verdict, *, from_name: bool = False) -> str:
         text += f"{_used(result)} at {_window(result)}{_cache_and_limits(result)}{speed}"
     if from_name:
         text += " (rough estimate from the name alone)"
-    elif result.unknown_architecture:
-        text += f" (rough estimate: unknown architecture {quoted(result.unknown_architecture)})"
+    elif result.doubt:
+        text += f" (rough estimate: {result.doubt})"
     elif any(use.assumed for use in result.uses):
         text += " (rough estimate)"
+    if result.from_index:
+        text += " (from EdgeKit's index: the repository was not read)"
     return printable(text)
 
 

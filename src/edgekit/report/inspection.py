@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
-from edgekit.errors import printable, quoted
+from edgekit.errors import printable
 from edgekit.model.inspect import CACHE_ELEMENT_BYTES, Inspection, WeightsShare
 from edgekit.model.types import (
     Attention,
@@ -118,8 +118,8 @@ def _headline(inspection: Inspection) -> str:
         parts[1] = f"{format_bytes(header.file_bytes)} file"
     if geometry is not None and geometry.native_context is not None:
         parts[2] = f"{geometry.native_context:,} tokens of context"
-    if geometry is not None and geometry.basis is Basis.ASSUMED:
-        parts.append(f"unknown architecture {quoted(geometry.architecture)}: a rough estimate")
+    if geometry is not None and geometry.doubt:
+        parts.append(f"{geometry.doubt}: a rough estimate")
     return "  ·  ".join(filter(None, parts))
 
 

@@ -145,7 +145,7 @@ def test_headline_of_a_bare_name_says_that_it_is_an_estimate() -> None:
 
 
 def test_headline_names_an_unknown_architecture() -> None:
-    verdict = verdict_with(unknown_architecture="brandnew7")
+    verdict = verdict_with(doubt="unknown architecture 'brandnew7'")
     assert headline(verdict).endswith("at 32K (rough estimate: unknown architecture 'brandnew7')")
 
 
