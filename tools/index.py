@@ -38,7 +38,8 @@ from edgekit.app.index import facts_of
 from edgekit.errors import EdgekitError
 from edgekit.formats.mixes import mix_by_name
 from edgekit.index.database import PACKAGED
-from edgekit.index.names import family_of, id_of, is_base_name, spellings
+from edgekit.index.names import family_of, id_of, spellings
+from edgekit.index.quality import is_base_model
 from edgekit.index.records import forms_of, header_json, is_id, read_record
 from edgekit.index.tables import SCHEMA, Cell, as_json, write_sqlite
 from edgekit.index.types import Entry, ModelPurpose, Size, Source, StoredHeader
@@ -146,13 +147,12 @@ def models_of(data: Path) -> list[Known]:
             _merged(Known(entry=entry, hub_id=hub_id), row)
         )
     taken = {item.entry.id for item in known.values()}
-    bases = base_models(by_hub_id)
     configs, siblings = read_geometries()
     templates = templates_of(known.values(), configs)
     for key, row in by_hub_id.items():  # ranked by use
         if key in known or not licensed(row["sources"]):
             continue
-        name = new_id(row["hub_id"], taken, is_base=key in bases)
+        name = new_id(row["hub_id"], taken, is_base=is_base_model(key))
         if name is None:
             continue
         taken.add(name)
@@ -170,7 +170,7 @@ def models_of(data: Path) -> list[Known]:
         for item, entry in zip(without, entries, strict=True):
             item.entry = entry
     for key, item in known.items():
-        item.entry = with_kinds(item, is_base=key in bases)
+        item.entry = with_kinds(item, is_base=is_base_model(key))
     return sorted(known.values(), key=lambda item: (-item.entry.uses, item.entry.id))
 
 
@@ -202,16 +202,6 @@ def new_id(hub_id: str, taken: set[str], *, is_base: bool) -> str | None:
         if candidate not in taken and is_id(candidate):
             return candidate
     return None
-
-
-def base_models(by_hub_id: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """Hub ids of models trained to continue a text: named so, or with an instruct version of their publisher."""
-    tuned = set()
-    for key in by_hub_id:
-        plain = re.sub(r"-(?:it|instruct|chat|thinking)(?=-|$)", "", key)
-        if plain != key:
-            tuned |= {plain, re.sub(r"-(?:v?\d[\d.]*|hf|\d{4})$", "", plain)}
-    return {key for key in by_hub_id if is_base_name(key) or key in tuned}
 
 
 def _merged(item: Known, row: Mapping[str, Any]) -> Known:

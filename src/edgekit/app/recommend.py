@@ -285,7 +285,8 @@ class _Search:
 
     def nearest(self, ranked: Sequence[Entry]) -> Suggestion | None:
         """The smallest model that the engine loads, with what would make it fit."""
-        for entry in sorted(ranked, key=smallest_bytes):
+        known = [entry for entry in ranked if is_notable(entry, self._task)] or ranked
+        for entry in sorted(known, key=smallest_bytes):
             try:
                 plan = make_plan(task_for(entry, self._request, self._session))
             except CancelledError:

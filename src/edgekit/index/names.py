@@ -390,31 +390,6 @@ _ANSWERS = re.compile(
 )
 
 
-def is_base_name(repository: str) -> bool:
-    """Whether a repository's name says that its model continues texts and does not answer: 'google/gemma-3-4b-pt'."""
-    owner, _, model = repository.partition("/")
-    if re.search(r"(?:^|[-_.])(?:base|pt|pretrain(?:ed)?)(?:$|[-_.])", model, re.IGNORECASE):
-        return True
-    return (
-        owner.lower() in _BASE_OWNERS
-        and _ANSWERS.search(model) is None
-        and model.lower().startswith(
-            (
-                "llama-2",
-                "meta-llama-3",
-                "llama-3",
-                "gemma-",
-                "yi-",
-                "starcoder",
-                "falcon",
-                "mixtral",
-                "mistral-7b-v",
-            )
-        )
-        and not re.search(r"embed|guard|vision", model, re.IGNORECASE)
-    )
-
-
 def base_note(entry: Entry, name: str = "") -> tuple[str, ...]:
     """A warning that a base model does not answer questions, unless the name asks for an instruct model."""
     repository = original_repository(entry.id) or entry.repository or ""

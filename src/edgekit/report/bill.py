@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine, weakest
 from edgekit.engines import engine_named
-from edgekit.errors import EdgekitError
+from edgekit.errors import EdgekitError, printable
 from edgekit.machine.types import Pool, PoolKind
 from edgekit.model.types import (
     Attention,

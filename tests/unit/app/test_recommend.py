@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,12 +16,13 @@ from edgekit.app.recommend import SLOW, TOO_LARGE, Recommendation, complete, fin
 from edgekit.bill.types import ChangeKind
 from edgekit.errors import HardwareError
 from edgekit.index import read_index
+from edgekit.index.database import header_of
 from edgekit.index.names import find_entry
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.machine.what_if import what_if_machine
 from edgekit.plan.choice import READING_TOKENS_PER_S
-from edgekit.plan.recommend import quickness, rank_of
+from edgekit.plan.recommend import POINTS_PER_HALVING, rank_of
 from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
 
@@ -69,7 +71,6 @@ def test_suggestions_are_ordered_with_one_per_family() -> None:
 
 
 def test_each_family_shows_its_best_model_that_fits() -> None:
-    # sqrt(30.5 x 3.4) = 10.1 billion ranks before the 8.2 billion of qwen3-8b
     assert ids(best_of_few(CARD))[0] in {"gemma-3-27b", "qwen3-30b-a3b"}
     assert "qwen3-30b-a3b" in ids(best_of_few(CARD))
     small = best_of_few(rated(cards(12, ram=4), card=1000))
@@ -110,7 +111,12 @@ def summary(recommendation: Recommendation) -> list[tuple[Any, ...]]:
 
 def test_equal_ranks_are_ordered_by_name() -> None:
     twins = [entry("qwen3-8b", id=name, family=name) for name in ("b", "c", "a")]
-    assert ids(find_best(twins, Request(machine=CARD))) == ["a", "b", "c"]
+    assert ids(find_best(twins, Request(machine=CARD, all_sizes=True))) == ["a", "b", "c"]
+
+
+def test_of_models_with_the_same_geometry_one_is_shown() -> None:
+    twins = [entry("qwen3-8b", id=name, family=name) for name in ("b", "c", "a")]
+    assert ids(find_best(twins, Request(machine=CARD))) == ["a"]
 
 
 # --- slow models
@@ -125,7 +131,9 @@ def test_slow_model_is_worth_less() -> None:
         suggestion for suggestion in result.suggestions if suggestion.entry.id == "gemma-3-27b"
     )
     assert not slow.is_quick
-    assert slow.worth == slow.rank * ((slow.plan.steady_tokens_per_s or 0) / 8) ** 2
+    halvings = -math.log2((slow.plan.steady_tokens_per_s or 0) / 8)
+    lost = slow.loss.value + slow.cache_loss.value + POINTS_PER_HALVING * halvings
+    assert slow.worth == pytest.approx(slow.rank - lost)
     assert result.suggestions[0].entry.id != "gemma-3-27b"
     for suggestion in result.suggestions:
         assert suggestion.plan.speed is not None
@@ -226,7 +234,8 @@ def test_refused_models_are_counted() -> None:
 
 
 def test_damaged_models_are_counted() -> None:
-    damaged = entry("qwen3-8b", tensors=("nonsense",))
+    stored = header_of(find_entry("qwen3-8b"))
+    damaged = entry("qwen3-8b", header=replace(stored, tensors=("nonsense",)), geometry=None)
     result = find_best([damaged, find_entry("qwen3-0.6b")], Request(machine=CARD, all_sizes=True))
     assert ids(result) == ["qwen3-0.6b"]
     assert sum(skipped(result).values()) == 1
@@ -239,7 +248,8 @@ def test_model_of_unknown_context_length_is_skipped() -> None:
 
 
 def test_models_without_files_for_the_engine_are_counted() -> None:
-    bare = entry("qwen3-8b", config={})
+    stored = header_of(find_entry("qwen3-8b"))
+    bare = entry("qwen3-8b", header=replace(stored, config={}), geometry=None)
     result = find_best([bare, find_entry("qwen3-0.6b")], Request(machine=CARD, engines=("vllm",)))
     assert ids(result) == ["qwen3-0.6b"]
     assert sum(skipped(result).values()) == 1
@@ -338,16 +348,16 @@ def test_every_suggestion_of_the_catalog_fits(machine: Machine) -> None:
     assert all(suggestion.plan.variant.is_good for suggestion in result.suggestions)
 
 
-def test_model_that_fills_the_ram_is_worth_a_quarter() -> None:
+def test_model_that_fills_the_ram_is_not_preferred() -> None:
     """Because other programs need some of it. A full GPU does not matter."""
     request = Request(machine=rated(cpu(10), host=1000), context=32_768)
     (full,) = find_best([find_entry("llama-3.1-8b")], request).suggestions
     assert full.plan.result.warning
     assert full.plan.speed is not None
-    assert full.worth == pytest.approx(full.rank * quickness(full.plan.speed.typical) / 4)
+    assert not full.is_preferred
     (card,) = find_best(
         [find_entry("llama-3.1-8b")], replace(request, machine=rated(cards(8)))
     ).suggestions
     assert card.plan.result.warning
     assert card.plan.speed is not None
-    assert card.worth == card.rank * quickness(card.plan.speed.typical)
+    assert card.is_preferred

@@ -1,62 +1,92 @@
-"""plan/recommend.py: the rule of thumb that ranks models by total and active parameters and by age."""
+"""plan/recommend.py: which models are offered for a task, and what speed and evidence add to their order."""
 
 from __future__ import annotations
 
 import math
-from datetime import date, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.index.types import Entry
-from edgekit.plan.recommend import DOUBLING_MONTHS, FIRST, rank_of, version_of
+from edgekit.index import index_entries
+from edgekit.index.names import find_entry
+from edgekit.index.quality import QualityBasis
+from edgekit.index.types import ModelPurpose
+from edgekit.plan.recommend import (
+    embedding_points,
+    entry_quality,
+    is_notable,
+    rank_of,
+    ranked_for,
+    speed_points,
+    version_of,
+)
+
+CHAT, CODE, EMBEDDING = ModelPurpose.CHAT, ModelPurpose.CODE, ModelPurpose.EMBEDDING
 
 
-def entry(parameters: int | None, active: int | None = None, released: str | None = None) -> Entry:
-    return Entry(id="x", family="x", architecture="x", parameters=parameters, active_parameters=active, released=released)  # fmt: skip
+def test_rank_is_the_low_end_of_the_quality() -> None:
+    entry = find_entry("qwen3-32b")
+    quality = entry_quality(entry, CHAT)
+    assert rank_of(entry) == rank_of(entry, CHAT) == quality.low < quality.value
 
 
 @pytest.mark.parametrize(
-    ("parameters", "active", "released", "rank"),
+    ("task", "better", "worse"),
     [
-        (8 * 10**9, None, "2023-01-01", 8.0),
-        (8 * 10**9, 8 * 10**9, "2023-01-01", 8.0),
-        (32 * 10**9, 2 * 10**9, "2023-01-01", 8.0),  # the square root of 32 x 2
-        (8 * 10**9, None, "2020-01-01", 8.0),  # no penalty for dates before 2023
-        (None, None, "2023-01-01", 0.0),
+        (CHAT, "qwen3-32b", "qwen3-8b"),
+        (CHAT, "llama-3.3-70b", "llama-2-70b"),
+        (CODE, "qwen3-coder-30b-a3b-instruct", "codellama-34b-instruct"),
+        (CODE, "qwen3.6-27b", "granite-3b-code-instruct-128k"),
+        (EMBEDDING, "qwen3-embedding-8b", "all-minilm-l6-v2"),
     ],
 )
-def test_rank_of_parameters(
-    parameters: int | None, active: int | None, released: str, rank: float
+def test_rank_agrees_with_what_is_known_of_models(
+    task: ModelPurpose, better: str, worse: str
 ) -> None:
-    assert rank_of(entry(parameters, active, released)) == pytest.approx(rank)
+    assert rank_of(find_entry(better), task) > rank_of(find_entry(worse), task)
 
 
-def test_rank_doubles_with_time() -> None:
-    once, twice = (
-        FIRST + timedelta(days=round(times * DOUBLING_MONTHS * 30.44)) for times in (1, 2)
-    )
-    assert rank_of(entry(10**9, None, f"{once}")) == pytest.approx(2.0, rel=0.01)
-    assert rank_of(entry(10**9, None, f"{twice}")) == pytest.approx(4.0, rel=0.01)
+@pytest.mark.parametrize("task", [CHAT, CODE, ModelPurpose.REASONING, ModelPurpose.VISION])
+def test_ranked_models_answer_and_do_not_embed(task: ModelPurpose) -> None:
+    ranked = ranked_for(task, index_entries())
+    assert len(ranked) > 50
+    assert all(EMBEDDING not in entry.kinds for entry in ranked)
+    assert not any(entry.id.endswith(("-base", "-pt")) for entry in ranked)
 
 
-@pytest.mark.parametrize("released", [None, "", "soon", "2025-13-40", "\u0662\u0660"])
-def test_rank_without_a_valid_date_is_that_of_2024(released: str | None) -> None:
-    assert rank_of(entry(10**9, None, released)) == rank_of(entry(10**9, None, "2024-01-01"))
+def test_general_models_are_ranked_for_code_by_their_scores() -> None:
+    names = [entry.id for entry in ranked_for(CODE, index_entries())]
+    assert ModelPurpose.CODE not in find_entry("qwen3-32b").kinds
+    assert names.index("qwen3-32b") < names.index("codellama-34b-instruct")
 
 
-DAYS = st.dates(date(2000, 1, 1), date(2100, 1, 1)).map(str)
+def test_model_without_scores_is_offered_first_only_if_it_is_used_a_lot() -> None:
+    ranked = ranked_for(CHAT, index_entries())
+    unmeasured = [
+        entry for entry in ranked if entry_quality(entry, CHAT).basis is QualityBasis.NOT_MEASURED
+    ]
+    assert any(is_notable(entry, CHAT) for entry in unmeasured)
+    least = min(entry.uses for entry in unmeasured if is_notable(entry, CHAT))
+    assert all(entry.uses < least for entry in unmeasured if not is_notable(entry, CHAT))
+    notable = [is_notable(entry, CHAT) for entry in ranked]
+    assert notable == sorted(notable, reverse=True)
 
 
-@given(st.integers(1, 10**13), st.integers(1, 10**13), DAYS, DAYS)
-def test_rank_never_falls_with_parameters_or_date(
-    few: int, many: int, early: str, late: str
-) -> None:
-    (few, many), (early, late) = sorted((few, many)), sorted((early, late))
-    assert rank_of(entry(few, None, early)) <= rank_of(entry(many, None, early))
-    assert rank_of(entry(few, None, early)) <= rank_of(entry(few, None, late))
-    assert math.isfinite(rank_of(entry(many, None, late)))
+@pytest.mark.parametrize(
+    ("tokens_per_s", "points"),
+    [(8, 0.0), (16, 1.0), (64, 3.0), (1000, 3.0), (4, -25.0), (2, -50.0)],
+)
+def test_speed_points(tokens_per_s: float, points: float) -> None:
+    assert speed_points(tokens_per_s) == pytest.approx(points)
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e9))
+def test_points_never_fall_with_speed(slow: float, fast: float) -> None:
+    slow, fast = sorted((slow, fast))
+    for points in (speed_points, embedding_points):
+        assert points(slow) <= points(fast)
+        assert math.isfinite(points(slow))
 
 
 @pytest.mark.parametrize(

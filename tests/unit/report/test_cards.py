@@ -63,8 +63,8 @@ MOE = Entry(
 )
 
 
-def suggestion(plan: Plan, entry: Entry, rank: float = 1.0) -> Suggestion:
-    return Suggestion(entry=entry, plan=plan, rank=rank)
+def suggestion(plan: Plan, entry: Entry) -> Suggestion:
+    return Suggestion(entry=entry, plan=plan, task=ModelPurpose.CHAT)
 
 
 def recommendation(*suggestions: Suggestion, **more: Any) -> Recommendation:
