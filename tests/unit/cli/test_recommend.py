@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from edgekit.cli import main
-from edgekit.index import read_index
+from edgekit.index import index_entries, read_index
+from edgekit.index.types import ModelPurpose
+from edgekit.plan.recommend import is_notable, ranked_for, smallest_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -123,10 +125,9 @@ def test_nothing_fits_names_the_smallest_model_and_what_to_add(
     first = out.splitlines()[0]
     assert first.startswith("Nothing fits for chat on 1 GiB RAM; nearest: ")
     nearest = first.split()[-1]
-    chat = [
-        entry for entry in read_index().entries if "chat" in {kind.value for kind in entry.kinds}
-    ]
-    sizes = {item.id: min(size.tensor_bytes for size in item.sizes if size.mix.startswith(("Q4", "IQ4"))) for item in chat}  # fmt: skip
+    chat = ModelPurpose.CHAT
+    notable = [entry for entry in ranked_for(chat, index_entries()) if is_notable(entry, chat)]
+    sizes = {entry.id: smallest_bytes(entry) for entry in notable}
     assert sizes[nearest] == min(sizes.values())
     answer = " ".join(out.split())
     assert "To fit" in answer
