@@ -54,12 +54,16 @@ def users_entries() -> tuple[Entry, ...]:
 
 
 def related_entries(entry: Entry) -> tuple[Entry, ...]:
-    """The models of the same family whose geometry is exact, the most used first, one of each geometry."""
+    """The models of the same family whose geometry is exact, the most used first, one of each geometry.
+
+    Models without a purpose are left out: base models, which only continue a text.
+    """
     from edgekit.index.database import index_file
 
     related: dict[int | None, Entry] = {}
     condition = (
-        "WHERE m.family = ? AND m.basis = 'exact' AND g.forms != '' ORDER BY m.uses DESC, m.id"
+        "WHERE m.family = ? AND m.basis = 'exact' AND m.kinds != '' AND g.forms != ''"
+        " ORDER BY m.uses DESC, m.id"
     )
     for other in index_file().entries(condition, (entry.family,)):
         related.setdefault(other.geometry, other)

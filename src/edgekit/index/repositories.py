@@ -10,7 +10,6 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from edgekit.errors import HeaderError
-from edgekit.index.database import index_file
 
 
 class Form(enum.Enum):
@@ -71,6 +70,8 @@ _COLUMNS = "SELECT model, form, name, quants, listed, downloads, sources FROM re
 @lru_cache(maxsize=1024)
 def _of_model(model: str) -> tuple[Repository, ...]:
     """The repositories of this id: the publisher's own first, then those of known makers, then by downloads."""
+    from edgekit.index.database import index_file  # not needed for a local file
+
     every_source = index_file().sources()
     repositories = []
     for name_of_model, form, name, quants, listed, downloads, sources in index_file().rows(
@@ -102,6 +103,8 @@ def _of_model(model: str) -> tuple[Repository, ...]:
 @lru_cache(maxsize=4096)
 def model_at(repository: str) -> tuple[str, Form] | None:
     """The model of a hub repository or Ollama tag in any capitals, and its form; None if the index does not know it."""
+    from edgekit.index.database import index_file
+
     rows = index_file().rows(
         "SELECT model, form FROM repositories WHERE name = ? COLLATE NOCASE ORDER BY model LIMIT 1",
         (repository,),
@@ -129,6 +132,8 @@ class ModelName:
 
 def names_of(model: str) -> tuple[ModelName, ...]:
     """The other names of the model with this id."""
+    from edgekit.index.database import index_file
+
     rows = index_file().rows(
         "SELECT DISTINCT spelling, scheme FROM names WHERE model = ? AND level = 0"
         " AND scheme IS NOT NULL ORDER BY scheme, spelling",

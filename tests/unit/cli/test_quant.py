@@ -190,9 +190,9 @@ def test_run_and_serve_look_for_weights_at_the_quantisation(
 def test_run_of_a_quantisation_without_a_known_repository_lists_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["run", f"{NAME}:IQ1_S", "-p", "hi"]) == UsageError.exit_code
+    assert main(["run", f"{NAME}:TQ1_0", "-p", "hi"]) == UsageError.exit_code
     output = capsys.readouterr().err
-    assert "no known repository has a GGUF of qwen3-8b at IQ1_S (known: Q8_0, " in output
+    assert "no known repository has a GGUF of qwen3-8b at TQ1_0 (known: Q8_0, " in output
     assert "edgekit run ORG/REPOSITORY:QUANT" in output
 
 
@@ -249,11 +249,11 @@ def test_model_preflight_takes_a_quantisation() -> None:
 @pytest.mark.parametrize(
     "name", ["gemma3:27b", "google/gemma-3-27b-it", "hf.co/google/gemma-3-27b-it"]
 )
-def test_unreachable_name_comes_from_the_catalog_with_a_note(name: str) -> None:
+def test_unreachable_name_is_answered_from_the_index_with_the_reason(name: str) -> None:
     result = open_named(name)
     assert result.entry is not None
     assert result.entry.id == "gemma-3-27b"
-    assert result.notes[0].startswith("taken from the index (gemma-3-27b), because")
+    assert result.from_index.startswith(f"{name} could not be read: ")
 
 
 def test_ollama_name_without_a_tag_has_the_default_size_of_ollama(
@@ -299,4 +299,4 @@ def test_unreachable_repositories_suggest_names_of_the_catalog(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["check", "acme/gemma-3-28b", "--offline"]) == NotFoundError.exit_code
-    assert "Similar names in the catalog: gemma-3-27b" in capsys.readouterr().err
+    assert "Similar names in the index: gemma-3-27b" in capsys.readouterr().err
