@@ -68,6 +68,8 @@ class Session:
     confirm: Callable[[Download], bool] | None = field(default=None, repr=False)
     # Prices a load together with its draft model, projector and adapters; None: they are opened for each answer.
     pricing: Pricing | None = field(default=None, repr=False)
+    # The engine is started by EdgeKit, which loads no projector that was not requested.
+    text_only: bool = False
     # Called with the events of app/run.py while an engine starts.
     notify: Callable[[object], None] = field(default=lambda _event: None, repr=False)
 

@@ -154,8 +154,33 @@ def test_can_load_takes_one_range(hub: Hub) -> None:
 def test_command_starts_the_engine_with_the_hub_id(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = check_json(capsys, "acme/tiny-GGUF:Q8_0")
-    assert answer["command"].startswith("llama-server -hf acme/tiny-GGUF:Q8_0 --no-mmproj -c 2048")
+    answer = check_json(capsys, "acme/large-GGUF")
+    assert answer["command"].startswith("llama-server -hf acme/large-GGUF:Q4_K_M --no-mmproj -c")
+
+
+@pytest.mark.parametrize("verb", ["check", "estimate", "plan"])
+def test_projector_that_hf_loads_is_counted(
+    hub: Hub, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    flags: tuple[str, ...] = ("acme/tiny-GGUF:Q8_0", "-c", "1024", "--json")
+    flags += () if verb == "estimate" else ("--ram", "16G")
+
+    def answer(*more: str) -> tuple[dict[str, Any], str]:
+        assert main([verb, *flags, *more]) == 0
+        found = json.loads(capsys.readouterr().out)
+        return found, str(found.get("command") or found["commands"][0]["text"])
+
+    found, command = answer()
+    text_only, its_command = answer("--no-mmproj")
+    assert command.startswith("llama-server -hf acme/tiny-GGUF:Q8_0 -c 1024")
+    assert its_command.startswith("llama-server -hf acme/tiny-GGUF:Q8_0 --no-mmproj -c 1024")
+    if verb == "estimate":
+        lines = [line for line in found["lines"] if "projector" in str(line.get("because"))]
+        assert [line["bytes"] for line in lines] == [64 * 4 * 4]  # one F32 tensor of 64 x 4
+    if verb != "plan":
+        said = "mmproj-tiny-F16.gguf and one image are counted, because -hf loads it"
+        assert any(said in note for note in found["notes"])
+        assert any("is not counted" in note for note in text_only["notes"])
 
 
 def test_several_models_are_answered_in_order(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from edgekit.app.open import ResolvedModel, open_named
-from edgekit.bill.types import Load, MemoryEstimate, Price, Setup, Start, Task
+from edgekit.bill.types import Load, MemoryEstimate, MemoryLine, Price, Setup, Start, Task
 from edgekit.engines import default_engine, engine_name, engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.engines.protocol import Companions, Engine
-from edgekit.errors import UsageError
+from edgekit.errors import EdgekitError, UsageError
 from edgekit.formats import read_header
 from edgekit.formats.types import ModelHeader
 from edgekit.machine.what_if import what_if_machine
 from edgekit.model import OpenModel
-from edgekit.model.types import Model, ModelGeometry
+from edgekit.model.types import Cached, Model, ModelGeometry
 from edgekit.plan.choice import for_users
+from edgekit.plan.fit import with_lines
 from edgekit.request import ALL, Request, RowOptions, Session, Values, in_order, options_with_quant
 from edgekit.sources import locate
-from edgekit.sources.types import Container, ModelFiles, Reach
+from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 
 CELLS = 256  # llama.cpp rounds a context up to a multiple of this
 
@@ -73,7 +77,11 @@ def estimate_named(resolved: ResolvedModel, request: Request, session: Session) 
     load, setup = rules.setup(values)
     if users is not None:
         load = replace(load, sequences=users)
+    values = with_projector_path(opened, rules, values)
     price = (session.pricing or price_loads)(opened, rules.name, values, session.reach)
+    header = None if session.text_only else projector_beside(opened, rules, values, session.reach)
+    if header is not None:
+        price = with_lines(price, partial(rules.projector_lines, header))
     bill = bill_of(opened, rules, values, load=load, setup=setup, estimate=price(load, setup))
     return replace(bill, notes=(*resolved.notes, *bill.notes), from_index=bool(resolved.from_index))
 
@@ -125,10 +133,16 @@ def bill_of(
     """The estimate with a description of the load, notes, and the command that starts the engine."""
     files, facts = opened.files, dict[str, Any](estimate.facts)
     tokens_per_sequence = facts.get("n_ctx_seq") or load.context_tokens
-    has_projector = "projector" in companions_in(engine.flags, values)
+    has_projector = any(line.part == "projector" for line in estimate.lines)
     model_and_load_notes = model_notes(
         files, opened.model.geometry, tokens_per_sequence, has_projector=has_projector
     )
+    if files is not None and has_projector and engine.loads_projector(files, values):
+        name = files.projectors[0].name
+        model_and_load_notes = chain(
+            model_and_load_notes,
+            (f"{name} and one image are counted, because -hf loads it; --no-mmproj leaves it out",),
+        )
     words, command_notes = engine.estimate_command(values, setup, estimate, opened)
     return EstimateAnswer(
         label=opened.label,
@@ -198,9 +212,16 @@ def task_of(
         if request.users is not None:
             load = replace(load, sequences=request.users)
         start = Start(setup=setup, fixed_flags=frozenset(values))
+        values = with_projector_path(opened, rules, values)
     bill: Price | None = None
     if companions_in(rules.flags, values):
         bill = (session.pricing or price_loads)(opened, engine, values, session.reach)
+    header = None if session.text_only else projector_beside(opened, rules, values, session.reach)
+    beside: Callable[[Load, Setup], tuple[MemoryLine, ...]] | None = None
+    if header is not None:
+        beside = partial(rules.projector_lines, header)
+        if bill is not None:
+            bill = with_lines(bill, beside)
     return Task(
         model=opened.model,
         engine=engine,
@@ -208,6 +229,7 @@ def task_of(
         load=load,
         start=start,
         bill=bill,
+        beside=beside,
         job=request.job,
         min_context=request.min_context,
         alternatives=opened.files.alternatives if opened.files is not None else (),
@@ -249,6 +271,43 @@ def values_for_users(
 
 
 NEXT_TO_MODEL = "auto"  # the projector file in the model's folder
+
+
+class _Beside:
+    """The header of the projector in a model's repository, read once."""
+
+    def __init__(self) -> None:
+        self.header = Cached[ModelHeader | None]()
+
+
+def projector_beside(
+    opened: OpenModel, rules: Engine, values: Values, reach: Reach
+) -> ModelHeader | None:
+    """The projector that the engine loads unasked, if there is one and it can be read."""
+    files = opened.files
+    if files is None or not rules.loads_projector(files, values):
+        return None
+
+    def read() -> ModelHeader | None:
+        with suppress(EdgekitError):
+            header = _projector(NEXT_TO_MODEL, opened, reach)
+            rules.projector_lines(header, *rules.setup({}))  # raises if it is not a projector
+            return header
+        return None
+
+    return opened.model.prepared(_Beside).header.get(read)
+
+
+def with_projector_path(opened: OpenModel, rules: Engine, values: Values) -> dict[str, Any]:
+    """The values with the path of a local projector instead of "auto", which no engine knows."""
+    files, found = opened.files, dict(values)
+    if files is None or files.origin is not Origin.LOCAL or not files.projectors:
+        return found
+    for flag in rules.flags:
+        if flag.companion == "projector" and found.get(flag.key) == NEXT_TO_MODEL:
+            with closing(files.projectors[0].open()) as source:
+                found[flag.key] = source.name
+    return found
 
 
 def price_loads(opened: OpenModel, engine: str, values: Values, reach: Reach) -> Price:

@@ -128,6 +128,7 @@ class Judged:
 def judge(request: Request, opened: OpenModel, job: Job | None, session: Session) -> Judged:
     """The verdict for the memory that is free now. A model that does not fit is not an error here."""
     (engine,) = request.engines
+    session = replace(session, text_only=True)
     check = check_opened(opened, engine, _on_this_machine(request, job), session)
     return Judged(request=request, opened=opened, check=check, session=session)
 

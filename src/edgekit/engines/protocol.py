@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from edgekit.machine.types import Budget, Device, Machine, Pool
     from edgekit.model import OpenModel
     from edgekit.model.types import Model
+    from edgekit.sources.types import ModelFiles
 
 NONE: Mapping[str, str] = MappingProxyType({})
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -238,6 +239,18 @@ class Engine:
     ) -> MemoryEstimate:
         """The bill with the companions. `values` are the flags that were given."""
         return self.estimate(model, load, setup)
+
+    @rule("companions")
+    def loads_projector(self, _files: ModelFiles, _values: Mapping[str, Any], /) -> bool:
+        """Whether the engine, started as its command says, loads the repository's projector unasked."""
+        return False
+
+    @rule("companions")
+    def projector_lines(
+        self, _header: ModelHeader, _load: Load, _setup: Setup, /
+    ) -> tuple[MemoryLine, ...]:
+        """The bill of a projector: its weights, and the buffers for one image."""
+        return ()
 
     # --- programs
 

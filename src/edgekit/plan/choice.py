@@ -37,6 +37,7 @@ from edgekit.plan.fit import (
     can_divide,
     job_window,
     placements_of,
+    price_of,
     recommended_context,
     whole_placements,
 )
@@ -532,7 +533,7 @@ def _answer(result: Verdict) -> tuple[object, ...]:
 
 def _at_bound(task: Task, sign: int) -> Price:
     """The engine's bill with every line at its upper (`sign` 1) or lower (-1) error bound."""
-    engine = engine_named(task.engine)
+    price = price_of(task)
 
     def at_bound(line: MemoryLine) -> MemoryLine:
         least = LEAST_COMPUTE_BOUND if line.component is Component.COMPUTE else LEAST_BOUND
@@ -540,7 +541,7 @@ def _at_bound(task: Task, sign: int) -> Price:
         return replace(line, size_bytes=max(0, math.ceil(line.size_bytes * (1 + sign * within))))
 
     def bill(load: Load, setup: Setup) -> MemoryEstimate:
-        estimate = engine.estimate(task.model, load, setup)
+        estimate = price(load, setup)
         return replace(estimate, lines=tuple(map(at_bound, estimate.lines)))
 
     return bill

@@ -19,10 +19,13 @@ from edgekit.bill.types import (
     CACHES,
     Component,
     Job,
+    Load,
     MemoryEstimate,
+    MemoryLine,
     Placement,
     Price,
     PricedLoad,
+    Setup,
     Status,
     Task,
     Usage,
@@ -99,6 +102,24 @@ NEARLY_FITS = 1.08  # up to this fullness, moving single layers may make a split
 CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its caches by it
 
 
+def price_of(task: Task) -> Price:
+    """The bill of the task for a load and a setup, with the file that is loaded beside its weights."""
+    if task.bill is not None:
+        return task.bill
+    alone = partial(engine_named(task.engine).estimate, task.model)
+    return alone if task.beside is None else with_lines(alone, task.beside)
+
+
+def with_lines(price: Price, beside: Callable[[Load, Setup], tuple[MemoryLine, ...]]) -> Price:
+    """The price with the lines of a file that is loaded beside the model."""
+
+    def bill(load: Load, setup: Setup) -> MemoryEstimate:
+        alone = price(load, setup)
+        return replace(alone, lines=(*alone.lines, *beside(load, setup)))
+
+    return bill
+
+
 class Fitting:
     """One task in one placement; the bill of each context is computed once."""
 
@@ -116,7 +137,7 @@ class Fitting:
             )
         self.task, self.placement = task, placement
         self.engine = engine_named(task.engine)
-        self._bill: Price = task.bill or partial(self.engine.estimate, task.model)
+        self._bill = price_of(task)
         # a task with its own bill loads more than the model (a projector, adapters), which the floor does not count
         self._floor = self.engine.floor if task.bill is None else None
         self._prices: dict[int, PricedLoad] = {}

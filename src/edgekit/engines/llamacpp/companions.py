@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +24,11 @@ from edgekit.formats.types import ModelHeader
 from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model import block_of
 from edgekit.model.types import Model
-from edgekit.sources.types import Container
+from edgekit.sources.types import Container, ModelFiles, Origin
 from edgekit.units import Basis
 
 FLOAT_BYTES = 4
-PATCHES = 4096  # clip.cpp: for pictures of any size, it warms up with at most this many
+PATCHES = 4096  # at least so many for a projector whose rules are not known
 PROJECTOR_WITHIN = 1.0
 ADAPTER_WITHIN = 1.0
 
@@ -59,7 +59,7 @@ def estimate_with(
     """The bill of a model with its companion files. Raises RefusedError for files that llama.cpp does not load."""
     bill = llamacpp.estimate(model, load, setup)
     if companions.projector is not None:
-        added = projector_lines(companions.projector, setup)
+        added = projector_lines(companions.projector, load, setup)
         bill = replace(bill, lines=(*bill.lines, *added))
     if companions.adapters:
         at_once = LoadFacts.of(bill).n_ubatch
@@ -119,10 +119,25 @@ def bill_with_drafter(
     return replace(main, lines=(*main.lines, *drafter_lines))
 
 
-def projector_lines(header: ModelHeader, setup: LlamaCppSetup) -> tuple[MemoryLine, ...]:
-    """--mmproj: exact weights, and an upper bound for the compute buffer."""
+def loads_projector(files: ModelFiles, values: Mapping[str, Any]) -> bool:
+    """Whether -hf downloads and loads an mmproj file of the model's repository (common/arg.cpp)."""
+    from_hub = files.origin in {Origin.HUB, Origin.HUB_CACHE}
+    is_given = values.keys() & {"mmproj", "no_mmproj"}
+    return (
+        from_hub and files.container is Container.GGUF and bool(files.projectors) and not is_given
+    )
+
+
+def projector_lines(header: ModelHeader, load: Load, given: Setup) -> tuple[MemoryLine, ...]:
+    """--mmproj: exact weights, and the compute buffer for one image.
+
+    The buffer holds the inputs, queries, keys or values of all patches and one feed-forward at a time; without flash
+    attention also the scores of all heads. b11549 reserved as much for Gemma 3, InternVL and Idefics 3, and 0.75 to
+    1.51 times as much for Qwen 2 and 2.5 VL and LLaVA.
+    """
     if header.keys.get("general.architecture") != "clip" or not header.tensors:
         raise UsageError(f"{header.name} is not a projector (a GGUF of architecture clip)")
+    setup = LlamaCppSetup.of(given)
     gpus = (index for index, device in enumerate(setup.devices) if not device.rpc)
     pool = Pool(PoolKind.DEVICE, next(gpus, 0)) if setup.has_device else HOST
     weights = sum(
@@ -134,13 +149,21 @@ def projector_lines(header: ModelHeader, setup: LlamaCppSetup) -> tuple[MemoryLi
         return value if type(value) is int and value > 0 else default  # not a boolean
 
     hidden = number("embedding_length", 1024)
-    forward = number("feed_forward_length", 4 * hidden)
+    is_gated = any(".ffn_gate." in tensor.name for tensor in header.tensors)
+    forward = number("feed_forward_length", 4 * hidden) * (2 if is_gated else 1)
     heads = number("attention.head_count", 16)
-    side = number("image_size", 0) // number("patch_size", 14)
-    patches = max(side * side, PATCHES)
+    patches = _patches(header, number)
     # False for audio projectors, and for files with too few keys.
-    has_sizes = bool(side and number("embedding_length", 0))
-    size = FLOAT_BYTES * patches * (2 * forward + 8 * hidden) + 2 * patches * patches * heads
+    has_sizes = bool(patches and number("embedding_length", 0))
+    patches = patches or PATCHES
+    size = FLOAT_BYTES * patches * (forward + 3 * hidden)
+    because = f"{patches} patches of one image x ({forward} + {hidden} x 3) floats"
+    if number("n_wa_pattern", 0):  # windows: a mask at 32 and at 16 bit
+        size += (FLOAT_BYTES + 2) * patches * patches
+        because += ", a mask"
+    if load.flash_attention is False:
+        size += FLOAT_BYTES * patches * patches * heads
+        because += f", scores of {heads} heads"
     return (
         MemoryLine(
             component=Component.WEIGHTS,
@@ -154,11 +177,45 @@ def projector_lines(header: ModelHeader, setup: LlamaCppSetup) -> tuple[MemoryLi
             size_bytes=pad(size, 128),
             pool=pool,
             basis=Basis.MODELLED if has_sizes else Basis.ASSUMED,
-            because=f"{patches} patches x ({forward} x 2 + {hidden} x 8) floats, scores of {heads} heads at 16 bit",
+            because=because,
             within=PROJECTOR_WITHIN if has_sizes else None,
             part="projector",
         ),
     )
+
+
+# Projectors that scale every image, or each of its tiles, to the size that their file states.
+_FIXED = frozenset({"gemma3", "idefics3", "internvl", "janus_pro", "ldp", "ldpv2", "llama4", "mlp"})
+# Tokens of an image in others, and patches per side of a token unless the file states them: the larger of what clip.cpp
+# warms up with and, up to 1,024, of the most that it allows (load_hparams @ b21e4de).
+_TOKENS = {
+    "dots_ocr": (46 * 46, 2),
+    "gemma4v": (280, 3),
+    "glm4v": (46 * 46, 2),
+    "kimivl": (1024, 2),
+    "lfm2": (256, 2),
+    "mimovl": (46 * 46, 2),
+    "minimax_m3": (576, 2),
+    "pixtral": (1024, 1),
+    "qwen2.5vl_merger": (46 * 46, 2),
+    "qwen2vl_merger": (46 * 46, 2),
+    "qwen3vl_merger": (46 * 46, 2),
+}
+
+
+def _patches(header: ModelHeader, number: Callable[[str, int], int]) -> int:
+    """The patches of one image; 0 if the file does not state its sizes."""
+    keys = ("clip.projector_type", "clip.vision.projector_type")
+    kind = next((value for key in keys if isinstance(value := header.keys.get(key), str)), "")
+    if kind in _TOKENS:
+        tokens, merge = _TOKENS[kind]
+        merge = number("spatial_merge_size", number("projector.scale_factor", merge))
+        return tokens * merge * merge
+    side = number("image_size", 0) // number("patch_size", 14)
+    if not side:
+        return 0
+    has_class = any(tensor.name == "v.class_embd" for tensor in header.tensors or ())
+    return side * side + has_class if kind in _FIXED else max(side * side, PATCHES)
 
 
 def adapter_lines(

@@ -16,6 +16,7 @@ from edgekit.engines.commands import (
     repository_word,
 )
 from edgekit.engines.llamacpp.architectures import DEFAULT_MIX, default_mix
+from edgekit.engines.llamacpp.companions import loads_projector
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.index.repositories import Form, repository_at
 from edgekit.sources.reference import HubModel, WebFile
@@ -61,7 +62,13 @@ def estimate_source(values: Mapping[str, Any], opened: OpenModel) -> GgufSource:
     files = opened.files
     is_stored = files is not None and files.container is Container.GGUF
     mix = values.get("mix") or opened.mix or (None if is_stored else default_mix(opened.model))
-    return gguf_source(files, mix, opened.label, projector="mmproj" in values)
+    has_projector = "mmproj" in values or (
+        files is not None and mix is None and loads_projector(files, values)
+    )
+    source = gguf_source(files, mix, opened.label, projector=has_projector)
+    if files is None or not files.projectors or has_projector or source.words[0] != "-hf":
+        return source
+    return GgufSource([*source.words, NO_PROJECTOR], source.note)
 
 
 class GgufSource(NamedTuple):
