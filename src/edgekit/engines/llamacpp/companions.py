@@ -24,7 +24,7 @@ from edgekit.formats.types import ModelHeader
 from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model import block_of
 from edgekit.model.types import Model
-from edgekit.sources.types import Container, ModelFiles, Origin
+from edgekit.sources.types import Container
 from edgekit.units import Basis
 
 FLOAT_BYTES = 4
@@ -117,15 +117,6 @@ def bill_with_drafter(
         if line.reserved and line.component is not Component.RUNTIME
     )
     return replace(main, lines=(*main.lines, *drafter_lines))
-
-
-def loads_projector(files: ModelFiles, values: Mapping[str, Any]) -> bool:
-    """Whether -hf downloads and loads an mmproj file of the model's repository (common/arg.cpp)."""
-    from_hub = files.origin in {Origin.HUB, Origin.HUB_CACHE}
-    is_given = values.keys() & {"mmproj", "no_mmproj"}
-    return (
-        from_hub and files.container is Container.GGUF and bool(files.projectors) and not is_given
-    )
 
 
 def projector_lines(header: ModelHeader, load: Load, given: Setup) -> tuple[MemoryLine, ...]:

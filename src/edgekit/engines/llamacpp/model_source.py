@@ -16,7 +16,6 @@ from edgekit.engines.commands import (
     repository_word,
 )
 from edgekit.engines.llamacpp.architectures import DEFAULT_MIX, default_mix
-from edgekit.engines.llamacpp.companions import loads_projector
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.index.repositories import Form, repository_at
 from edgekit.sources.reference import HubModel, WebFile
@@ -69,6 +68,15 @@ def estimate_source(values: Mapping[str, Any], opened: OpenModel) -> GgufSource:
     if files is None or not files.projectors or has_projector or source.words[0] != "-hf":
         return source
     return GgufSource([*source.words, NO_PROJECTOR], source.note)
+
+
+def loads_projector(files: ModelFiles, values: Mapping[str, Any]) -> bool:
+    """Whether -hf downloads and loads an mmproj file of the model's repository (common/arg.cpp)."""
+    from_hub = files.origin in {Origin.HUB, Origin.HUB_CACHE}
+    is_given = values.keys() & {"mmproj", "no_mmproj"}
+    return (
+        from_hub and files.container is Container.GGUF and bool(files.projectors) and not is_given
+    )
 
 
 class GgufSource(NamedTuple):
