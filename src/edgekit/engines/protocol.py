@@ -240,7 +240,7 @@ class Engine:
         """The bill with the companions. `values` are the flags that were given."""
         return self.estimate(model, load, setup)
 
-    @rule("model_source")
+    @rule("commands")
     def loads_projector(self, _files: ModelFiles, _values: Mapping[str, Any], /) -> bool:
         """Whether the engine, started as its command says, loads the repository's projector unasked."""
         return False

@@ -54,7 +54,7 @@ from edgekit.index.repositories import Form, repository_at
 from edgekit.machine.types import HOST, Device, Vendor
 from edgekit.model.types import Model, block_count, embeds_in_one_batch
 from edgekit.sources.reference import HubModel
-from edgekit.sources.types import Origin
+from edgekit.sources.types import Container, ModelFiles, Origin
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -123,13 +123,24 @@ def draft_words(verdict: Verdict, drafter: Drafter) -> list[str]:
     return [*model_draft_words(name, is_catalog=True), *command_words(flags, setup.rules)]
 
 
+def loads_projector(files: ModelFiles, values: Mapping[str, Any]) -> bool:
+    """Whether -hf downloads and loads an mmproj file of the model's repository (common/arg.cpp)."""
+    from_hub = files.origin in {Origin.HUB, Origin.HUB_CACHE}
+    is_given = values.keys() & {"mmproj", "no_mmproj"}
+    return (
+        from_hub and files.container is Container.GGUF and bool(files.projectors) and not is_given
+    )
+
+
 def estimate_command(
     values: Mapping[str, Any], setup: LlamaCppSetup, estimate: MemoryEstimate, opened: OpenModel
 ) -> tuple[list[str], list[str]]:
     """The command line of an estimate, and its notes."""
     _, stated = read_setup(values)
     program = "llama-server" if stated.mode is LlamaMode.SERVER else "llama-cli"
-    facts, source = LoadFacts.of(estimate), estimate_source(values, opened)
+    facts = LoadFacts.of(estimate)
+    is_counted = opened.files is not None and loads_projector(opened.files, values)
+    source = estimate_source(values, opened, loads_projector=is_counted)
     placed = {} if estimate.backend == "cpu" else values_of_placement(stated)
     context = values.get("context") or facts.n_ctx
     flags = {**placed, **values, "context": context, "backend": estimate.backend}

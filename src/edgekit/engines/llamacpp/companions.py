@@ -119,7 +119,7 @@ def bill_with_drafter(
     return replace(main, lines=(*main.lines, *drafter_lines))
 
 
-def projector_lines(header: ModelHeader, load: Load, given: Setup) -> tuple[MemoryLine, ...]:
+def projector_lines(header: ModelHeader, load: Load, setup: Setup) -> tuple[MemoryLine, ...]:
     """--mmproj: exact weights, and the compute buffer for one image.
 
     The buffer holds the inputs, queries, keys or values of all patches and one feed-forward at a time; without flash
@@ -128,9 +128,9 @@ def projector_lines(header: ModelHeader, load: Load, given: Setup) -> tuple[Memo
     """
     if header.keys.get("general.architecture") != "clip" or not header.tensors:
         raise UsageError(f"{header.name} is not a projector (a GGUF of architecture clip)")
-    setup = LlamaCppSetup.of(given)
-    gpus = (index for index, device in enumerate(setup.devices) if not device.rpc)
-    pool = Pool(PoolKind.DEVICE, next(gpus, 0)) if setup.has_device else HOST
+    given = LlamaCppSetup.of(setup)
+    gpus = (index for index, device in enumerate(given.devices) if not device.rpc)
+    pool = Pool(PoolKind.DEVICE, next(gpus, 0)) if given.has_device else HOST
     weights = sum(
         PlacedTensor(tensor=tensor, pool=pool, block=None).size_bytes for tensor in header.tensors
     )

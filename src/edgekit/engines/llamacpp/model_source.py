@@ -56,27 +56,18 @@ def has_own_file(startup: Startup) -> bool:
     return bool(startup.variant.reference) or stored
 
 
-def estimate_source(values: Mapping[str, Any], opened: OpenModel) -> GgufSource:
-    """The source of an estimate's model, at its quantisation."""
+def estimate_source(
+    values: Mapping[str, Any], opened: OpenModel, *, loads_projector: bool
+) -> GgufSource:
+    """The source of an estimate's model, at its quantisation. `loads_projector`: -hf loads one unasked."""
     files = opened.files
     is_stored = files is not None and files.container is Container.GGUF
     mix = values.get("mix") or opened.mix or (None if is_stored else default_mix(opened.model))
-    has_projector = "mmproj" in values or (
-        files is not None and mix is None and loads_projector(files, values)
-    )
+    has_projector = "mmproj" in values or loads_projector
     source = gguf_source(files, mix, opened.label, projector=has_projector)
     if files is None or not files.projectors or has_projector or source.words[0] != "-hf":
         return source
     return GgufSource([*source.words, NO_PROJECTOR], source.note)
-
-
-def loads_projector(files: ModelFiles, values: Mapping[str, Any]) -> bool:
-    """Whether -hf downloads and loads an mmproj file of the model's repository (common/arg.cpp)."""
-    from_hub = files.origin in {Origin.HUB, Origin.HUB_CACHE}
-    is_given = values.keys() & {"mmproj", "no_mmproj"}
-    return (
-        from_hub and files.container is Container.GGUF and bool(files.projectors) and not is_given
-    )
 
 
 class GgufSource(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from edgekit.bill.types import Load
+from edgekit.engines.llamacpp.commands import loads_projector
 from edgekit.engines.llamacpp.companions import projector_lines
-from edgekit.engines.llamacpp.model_source import loads_projector
 from edgekit.engines.llamacpp.setups import default_setup
 from edgekit.formats.dtype import by_name
 from edgekit.formats.types import ModelHeader, Tensor
