@@ -317,6 +317,18 @@ _BUILD_OPTIONS: Rows = {
     "--date DATE": "date of the index (default: today)",
     "--restart": "discard what an earlier build left in the folder",
 }
+_UPDATE_EXAMPLES = """
+examples:
+  edgekit index update
+  edgekit index update https://example.org/edgekit/index.sqlite
+  edgekit index update ./index.sqlite --signers allowed_signers
+
+A model is taken from the newest index that has it; models that a published index lacks stay. Every row is checked
+first, and the new copy replaces the old one at once.
+
+exit codes: 0 done, 1 the index cannot be written, 2 usage or no checksum, 4 not found or no network, 5 damaged, or not
+what its checksum or signature says
+"""
 _BUILD_EXAMPLES = """
 examples:
   edgekit index build --out my-index --author unsloth --limit 100
@@ -393,8 +405,19 @@ def add_index(commands: Commands) -> None:
     action("remove", "remove a model that you added", {"ID": ""})
     action(
         "update",
-        "read the headers of the models that you added again, and show what changed",
-        {"[ID]": "update only this model", **NETWORK},
+        "merge a published index into yours, and read the models that you added again",
+        {
+            "[ADDRESS]": "URL or file of a published index.sqlite; or the id of a model that you added, to read only "
+            "this one",
+            "--from ADDRESS": "published index (or EDGEKIT_INDEX_URL)",
+            "a published index": {
+                "--sha256 DIGEST": "its SHA-256 (default: from ADDRESS.sha256 or SHA256SUMS next to it)",
+                "--signers FILE": "also check ADDRESS.sig with OpenSSH (ssh-keygen) against this list of allowed "
+                "signers",
+            },
+            **NETWORK,
+        },
+        epilog=_UPDATE_EXAMPLES,
     )
     action(
         "build",

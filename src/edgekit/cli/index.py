@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.app.index import add, update
+from edgekit.app.index_update import (
+    ADDRESS_VARIABLE,
+    IndexUpdate,
+    Published,
+    is_address,
+    is_copy_outdated,
+    update_index,
+)
 from edgekit.cli.console import open_session, screen
 from edgekit.engines.flags import read_number
 from edgekit.errors import EdgekitError, NotFoundError, UsageError
@@ -23,6 +33,8 @@ from edgekit.report.index import (
     index_json,
     index_text,
     lines_text,
+    merged_json,
+    merged_text,
     outcomes_json,
 )
 from edgekit.report.json import json_text
@@ -117,10 +129,30 @@ def run_remove(arguments: argparse.Namespace) -> str:
 
 
 def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
-    """`index update`: what changed in each model. A model that cannot be read stays as it is."""
+    """`index update`: a published index is merged, and the models that the user added are read again.
+
+    A model that cannot be read stays as it is.
+    """
+    named, address = arguments.address, getattr(arguments, "from")
+    if named is not None and is_address(named):
+        if address is not None:
+            raise UsageError(f"{named} and --from {address} name two indexes: give one")
+        named, address = None, named
     entries = tuple(entry for entry in read_index().entries if entry.is_users)
-    if arguments.id is not None:
-        entries = (find_entry(arguments.id, Index(entries=entries)),)
+    if named is not None:
+        entries = (find_entry(named, Index(entries=entries)),)
+    elif address is None:
+        address = os.environ.get(ADDRESS_VARIABLE)
+    published = None
+    if address is not None:
+        signers = None if arguments.signers is None else Path(arguments.signers).expanduser()
+        published = Published(address=address, sha256=arguments.sha256, signers=signers)
+    elif arguments.sha256 or arguments.signers:
+        raise UsageError("--sha256 and --signers need the address of an index")
+    merged: IndexUpdate | None = None
+    if published is not None or (named is None and is_copy_outdated()):
+        with open_session(arguments, quiet=arguments.json) as session:
+            merged = update_index(published, session.reach)
     changed: list[tuple[str, Mapping[str, tuple[object, object]]]] = []
     failed: list[tuple[str, EdgekitError]] = []
     for entry in entries:
@@ -132,7 +164,9 @@ def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
     code = failed[0][1].exit_code if failed else 0
     if arguments.json:
         rows = ({"id": name, "changed": sorted(changes)} for name, changes in changed)
-        return json_text(outcomes_json("read", rows, failed)), code
-    lines = [changes_text(name, changes) for name, changes in changed]
+        answer = {**outcomes_json("read", rows, failed), "index": merged_json(merged)}
+        return json_text(answer), code
+    lines = [] if merged is None else [merged_text(merged)]
+    lines += [changes_text(name, changes) for name, changes in changed]
     lines += [f"{name}: not updated: {error}" for name, error in failed]
     return lines_text(lines or ["you have not added any models yet"], screen(colour=False)), code

@@ -171,7 +171,7 @@ def _fill(database: sqlite3.Connection, table: Table, rows: Iterable[Sequence[Ce
     unsorted = ", ".join(f"{column.name} {column.kind.value}" for column in table.columns)
     database.execute(f"CREATE TABLE {table.name} ({columns})")
     database.execute(f"CREATE TEMP TABLE unsorted_{table.name} ({unsorted})")
-    checked = (_checked(table, row) for row in rows)
+    checked = (checked_row(table, row) for row in rows)
     database.executemany(f"INSERT INTO unsorted_{table.name} VALUES ({marks})", checked)  # noqa: S608 - its names are in TABLES
     database.execute(
         f"INSERT INTO {table.name} SELECT {names} FROM unsorted_{table.name} ORDER BY {table.order}"  # noqa: S608
@@ -181,12 +181,26 @@ def _fill(database: sqlite3.Connection, table: Table, rows: Iterable[Sequence[Ce
         database.execute(f"CREATE INDEX {table.name}_{column} ON {table.name} ({column})")
 
 
+def schema_of(tables: Sequence[Table]) -> set[tuple[str, str, str | None]]:
+    """The rows of sqlite_schema of a file with these tables: type, name and SQL."""
+    rows: set[tuple[str, str, str | None]] = set()
+    for table in tables:
+        columns = ", ".join(map(_declaration, table.columns))
+        rows.add(("table", table.name, f"CREATE TABLE {table.name} ({columns})"))
+        unique = sum(column.unique for column in table.columns)
+        rows |= {("index", f"sqlite_autoindex_{table.name}_{i + 1}", None) for i in range(unique)}
+        for column in table.indexed:
+            sql = f"CREATE INDEX {table.name}_{column} ON {table.name} ({column})"
+            rows.add(("index", f"{table.name}_{column}", sql))
+    return rows
+
+
 def _declaration(column: Column) -> str:
     unique = " UNIQUE" if column.unique else ""
     return f"{column.name} {column.kind.value}{' NOT NULL' if column.required else ''}{unique}"
 
 
-def _checked(table: Table, row: Sequence[Cell]) -> Row:
+def checked_row(table: Table, row: Sequence[Cell]) -> Row:
     """The row. HeaderError unless each of its cells has the type of its column."""
     if len(row) != len(table.columns):
         raise HeaderError(f"a row of {table.name} has {len(row)} cells, not {len(table.columns)}")
@@ -209,7 +223,7 @@ def read_rows(path: Path, table: Table) -> Iterator[Row]:
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
             database.execute("PRAGMA trusted_schema = OFF")
             for row in database.execute(f"SELECT {names} FROM {table.name} ORDER BY rowid"):  # noqa: S608
-                yield _checked(table, row)
+                yield checked_row(table, row)
     except sqlite3.Error as error:
         raise HeaderError(f"not a readable index ({error})", file=str(path)) from error
 

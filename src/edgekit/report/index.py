@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from edgekit.errors import EdgekitError
 from edgekit.index.database import header_of
@@ -23,6 +24,9 @@ from edgekit.report.text import (
     table,
 )
 from edgekit.units import Basis, format_bytes, format_count, format_download
+
+if TYPE_CHECKING:
+    from edgekit.app.index_update import IndexUpdate
 
 FOUR_BIT_MIXES = ("MXFP4_MOE", "Q4_K_M")  # the model's own 4-bit format, else the most common one
 _COLUMNS = ("model", "parameters", "4-bit", "context", "for", "from", "geometry", "licence")
@@ -262,6 +266,37 @@ def changes_text(name: str, changes: Mapping[str, tuple[object, object]]) -> str
             values = " -> ".join(map(_value, pair))
         lines.append(f"  {field.replace('_', ' ')}: {values}")
     return "\n".join(lines)
+
+
+NAMED = 10  # models that are listed by name
+
+
+def merged_text(update: IndexUpdate) -> str:
+    """What the merge of a published index changed."""
+    merged = update.merged
+    counts = f"{len(merged.added):,} models added, {len(merged.changed):,} changed"
+    lines = [f"index of {merged.built}: {counts}, {merged.unchanged:,} unchanged"]
+    for verb, names in (("added", merged.added), ("changed", merged.changed)):
+        if names:
+            more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+            lines.append(f"  {verb}: {', '.join(names[:NAMED])}{more}")
+    if update.address is not None:
+        signed = "" if update.signed_by is None else f", signed by {update.signed_by}"
+        lines.append(f"  from {update.address} of {update.built}, SHA-256 {update.sha256}{signed}")
+    lines.append(f"  saved in {update.path}")
+    return "\n".join(lines)
+
+
+def merged_json(update: IndexUpdate | None) -> Json | None:
+    """The same; None if no index was merged."""
+    if update is None:
+        return None
+    return {
+        **fields(update, "from=address published=built sha256 signed_by"),
+        **fields(update, "built=merged.built added=merged.added changed=merged.changed"),
+        "unchanged": update.merged.unchanged,
+        "path": str(update.path),
+    }
 
 
 def _value(value: object) -> str:

@@ -1,0 +1,263 @@
+"""`index update`: a published index, fetched, checked and merged into the user's copy."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin, urlsplit
+
+from edgekit.errors import HeaderError, OutputError, SourceError, UsageError
+from edgekit.index import database
+from edgekit.index.merge import MAX_FILE_BYTES, CheckedIndex, check_index, merge
+from edgekit.index.tables import CHECKSUMS_NAME, SQLITE_NAME
+from edgekit.sources.address import is_loopback, redact, site_of
+from edgekit.sources.http import Transport
+from edgekit.sources.local import create_data_folder, data_folder, open_regular, try_lock
+
+if TYPE_CHECKING:
+    from edgekit.index.merge import Merged
+    from edgekit.sources.types import Reach
+
+ADDRESS_VARIABLE = "EDGEKIT_INDEX_URL"
+NAMESPACE = "edgekit-index"  # of a signature, as ssh-keygen -Y sign -n takes it
+SIGNATURE_SUFFIX, CHECKSUM_SUFFIX = ".sig", ".sha256"
+MAX_SMALL_BYTES = 1024 * 1024  # of a checksum file or a signature
+LOCK_NAME = "index.lock"
+WAIT_S = 120.0  # for another update, which takes a few seconds
+_POLL_S = 0.1
+_SSH_S = 30.0
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """Where an index is published, and how it is verified."""
+
+    address: str  # URL or path
+    sha256: str | None = None  # None: the checksum file next to it
+    signers: Path | None = None  # OpenSSH's allowed_signers; None: the signature is not checked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexUpdate:
+    """A merged index."""
+
+    merged: Merged
+    address: str | None  # None: only EdgeKit's own index and the user's copy were merged
+    built: str | None  # of the published index
+    sha256: str | None
+    signed_by: str | None
+    path: Path
+
+
+def is_address(text: str) -> bool:
+    """Whether it is the address or path of an index, not the id of a model."""
+    return "://" in text or "/" in text or os.sep in text or text.lower().endswith(".sqlite")
+
+
+def is_copy_outdated() -> bool:
+    """Whether EdgeKit's own index is newer than the user's copy, which is then not used."""
+    folder = data_folder()
+    is_there = folder is not None and os.path.lexists(folder / SQLITE_NAME)
+    return is_there and database.index_problem() is not None
+
+
+def update_index(published: Published | None, reach: Reach) -> IndexUpdate:
+    """Merge a published index, EdgeKit's own and the user's copy into a new copy, which replaces the old one at once.
+
+    Raises UsageError if nothing verifies the published index, HeaderError if it is not what its checksum or signature
+    says, or is damaged. Nothing is changed then.
+    """
+    folder = create_data_folder("the index")
+    target = folder / SQLITE_NAME
+    with _lock(folder / LOCK_NAME), _temporary_folder(folder) as temporary:
+        used = check_index(database.index_file().path)
+        files = [used]
+        for path in (target, database.PACKAGED):
+            if path != used.path and os.path.lexists(path):
+                with contextlib.suppress(HeaderError):  # a damaged or older copy is replaced
+                    files.append(check_index(path))
+        fetched: CheckedIndex | None = None
+        sha256, signed_by = None, None
+        if published is not None:
+            path, sha256, signed_by = _verified(published, reach, temporary)
+            try:
+                fetched = check_index(path)
+            except HeaderError as error:
+                raise HeaderError(error.what, file=redact(published.address)) from error
+            files.append(fetched)
+        draft = temporary / SQLITE_NAME
+        merged = merge(files, used, draft)
+        try:
+            draft.replace(target)
+        except OSError as error:
+            raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
+    return IndexUpdate(
+        merged=merged,
+        address=None if published is None else redact(published.address),
+        built=None if fetched is None else fetched.built,
+        sha256=sha256,
+        signed_by=signed_by,
+        path=target,
+    )
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Let one update run at a time. The system releases the lock of a process that is killed."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        deadline = time.monotonic() + WAIT_S
+        while not try_lock(descriptor):
+            if time.monotonic() > deadline:
+                raise SourceError(f"another update of the index is running ({path} is locked)")
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _temporary_folder(folder: Path) -> Iterator[Path]:
+    """A folder on the same disk, deleted at the end; those of killed updates are deleted too. Only under the lock."""
+    prefix = f"{SQLITE_NAME}."
+    for left in folder.glob(f"{prefix}*.part"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=prefix, suffix=".part") as name:
+        yield Path(name)
+
+
+def _verified(published: Published, reach: Reach, folder: Path) -> tuple[Path, str, str | None]:
+    """A copy of the published file, its checksum, and who signed it."""
+    address, source = published.address, _Source(published.address, reach)
+    if source.is_open_to_change and not (published.sha256 or published.signers):
+        raise UsageError(
+            f"{redact(address)}: its checksum would come over the same unprotected connection: use https://, --sha256 "
+            "or --signers"
+        )
+    if published.sha256 is not None and not _SHA256.fullmatch(published.sha256):
+        raise UsageError("--sha256 must be 64 hexadecimal digits")
+    expected = published.sha256 or source.stated_checksum()
+    path = folder / "published.sqlite"
+    content = source.read("", MAX_FILE_BYTES)
+    if content is None:
+        raise SourceError(f"{redact(address)}: not found")
+    found = hashlib.sha256(content).hexdigest()
+    if found != expected.lower():
+        raise HeaderError(f"its SHA-256 is {found}, not {expected.lower()}", file=redact(address))
+    path.write_bytes(content)
+    signed_by = None
+    if published.signers is not None:
+        signature = source.read(SIGNATURE_SUFFIX, MAX_SMALL_BYTES)
+        if signature is None:
+            raise HeaderError(f"no signature ({SIGNATURE_SUFFIX}) next to it", file=redact(address))
+        signature_path = folder / f"published{SIGNATURE_SUFFIX}"
+        signature_path.write_bytes(signature)
+        signed_by = _signer(path, signature_path, published.signers, name=redact(address))
+    return path, found, signed_by
+
+
+class _Source:
+    """A URL or a path, and the files next to it."""
+
+    def __init__(self, address: str, reach: Reach) -> None:
+        self._address = address
+        self._is_url = "://" in address
+        self._transport = Transport(reach)
+        if self._is_url and urlsplit(address).scheme not in {"http", "https"}:
+            raise UsageError(f"{redact(address)[:80]}: only https://, http:// and paths")
+
+    @property
+    def is_open_to_change(self) -> bool:
+        """Whether others on the network could replace both the file and its checksum."""
+        if not self._is_url or urlsplit(self._address).scheme == "https":
+            return False
+        return not is_loopback(site_of(self._address))
+
+    def stated_checksum(self) -> str:
+        """From NAME.sha256 or SHA256SUMS next to the file. Raises UsageError if there is neither."""
+        name = (urlsplit(self._address).path if self._is_url else self._address).rpartition("/")[2]
+        name = Path(name).name
+        for suffix, sibling in ((CHECKSUM_SUFFIX, ""), ("", CHECKSUMS_NAME)):
+            raw = self.read(suffix, MAX_SMALL_BYTES, sibling=sibling)
+            for line in (raw or b"").decode("utf-8", "replace").splitlines():
+                digest, _, file = line.strip().partition(" ")
+                is_its = not sibling or file.strip().lstrip("*") == name
+                if is_its and _SHA256.fullmatch(digest):
+                    return digest
+        raise UsageError(
+            f"{redact(self._address)}: no {name}{CHECKSUM_SUFFIX} or {CHECKSUMS_NAME} next to it: give --sha256"
+        )
+
+    def read(self, suffix: str, limit_bytes: int, *, sibling: str = "") -> bytes | None:
+        """The file with this suffix, or another one in its folder; None if there is none. Raises SourceError."""
+        from edgekit.errors import RemoteNotFoundError
+
+        if not self._is_url:
+            path = Path(self._address).expanduser()
+            path = path.with_name(sibling or f"{path.name}{suffix}")
+            try:
+                descriptor, status = open_regular(path)
+            except SourceError:
+                if suffix or sibling:
+                    return None
+                raise
+            with os.fdopen(descriptor, "rb") as file:
+                if status.st_size > limit_bytes:
+                    raise HeaderError(f"more than {limit_bytes:,} bytes", file=str(path))
+                return file.read(limit_bytes)
+        parts = urlsplit(self._address)
+        url = parts._replace(path=f"{parts.path}{suffix}").geturl()
+        if sibling:
+            url = urljoin(parts._replace(query="", fragment="").geturl(), sibling)
+        try:
+            reply = self._transport.get(url, name=redact(url), limit_bytes=limit_bytes)
+        except RemoteNotFoundError:
+            if suffix or sibling:
+                return None
+            raise
+        return bytes(reply.body)
+
+
+def _signer(path: Path, signature: Path, signers: Path, *, name: str) -> str:
+    """Who signed the file, checked by OpenSSH. Raises HeaderError if it is nobody in the list of signers."""
+    program = shutil.which("ssh-keygen")
+    if program is None:
+        raise UsageError("--signers needs ssh-keygen (OpenSSH 8.2 or newer) on the PATH")
+    if not signers.is_file():
+        raise SourceError(f"{signers}: no such file (a list as ssh-keygen's allowed_signers)")
+    verify = [program, "-Y", "verify", "-n", NAMESPACE, "-f", str(signers), "-s", str(signature)]
+    find = [program, "-Y", "find-principals", "-f", str(signers), "-s", str(signature)]
+    try:
+        found = subprocess.run(  # noqa: S603
+            find,
+            capture_output=True,
+            text=True,
+            timeout=_SSH_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        for signer in found.stdout.splitlines() if found.returncode == 0 else ():
+            with path.open("rb") as file:
+                checked = subprocess.run(  # noqa: S603
+                    [*verify, "-I", signer],
+                    stdin=file,
+                    capture_output=True,
+                    timeout=_SSH_S,
+                    check=False,
+                )
+            if checked.returncode == 0:
+                return signer
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SourceError(f"ssh-keygen could not check the signature: {error}") from error
+    raise HeaderError(f"its signature is not of anybody in {signers}", file=name)

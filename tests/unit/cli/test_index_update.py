@@ -1,0 +1,226 @@
+"""`edgekit index update ADDRESS`: checksums, signatures, several updates at once, and killed ones."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from tests.patience import PATIENCE_S
+from tests.unit.index.test_merge import rows_of
+
+from edgekit.cli import main
+from edgekit.index import read_index
+from edgekit.index.database import index_problem
+from edgekit.index.tables import write_checksums, write_sqlite
+
+DAY = "2099-01-01"  # newer than any index of EdgeKit's own
+MODEL = "merged-test-model"
+
+
+@pytest.fixture(autouse=True)
+def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("EDGEKIT_INDEX_URL", raising=False)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """An index with one model, with SHA256SUMS next to it."""
+    folder = tmp_path / "published"
+    folder.mkdir()
+    path = folder / "index.sqlite"
+    write_sqlite(path, rows_of(MODEL, built=DAY))
+    write_checksums([path], folder)
+    return path
+
+
+@pytest.fixture
+def site(published: Path) -> Iterator[str]:
+    """The address of the published folder on a server on this machine."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    handler = functools.partial(Quiet, directory=str(published.parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def update(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(["index", "update", *argv])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def has_model() -> bool:
+    return any(entry.id == MODEL for entry in read_index().entries)
+
+
+def test_file_with_checksums_is_merged(
+    published: Path, data_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = len(read_index().entries)
+    code, out, err = update(capsys, str(published))
+    assert (code, err) == (0, "")
+    assert out.startswith(f"index of {DAY}: 1 models added, 0 changed, ")
+    assert f"added: {MODEL}" in out
+    assert has_model()
+    assert len(read_index().entries) == before + 1
+    assert index_problem() is None
+    assert sorted(path.name for path in data_folder.iterdir()) == ["index.lock", "index.sqlite"]
+    again = update(capsys, str(published), "--json")
+    answer = json.loads(again[1])["index"]
+    assert (answer["added"], answer["changed"], answer["published"]) == ([], [], DAY)
+    assert answer["sha256"] == hashlib.sha256(published.read_bytes()).hexdigest()
+
+
+def test_merged_model_can_be_estimated_and_listed(
+    published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    update(capsys, str(published))
+    assert main(["index", "show", MODEL, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["geometry"] == "exact"
+    assert [row["name"] for row in answer["repositories"]] == [f"maker/{MODEL}-GGUF"]
+
+
+def test_url_is_merged(
+    site: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert update(capsys, f"{site}/index.sqlite")[0] == 0
+    assert has_model()
+    assert update(capsys, f"{site}/nothing.sqlite", "--sha256", "0" * 64)[0] == 4
+    monkeypatch.setenv("EDGEKIT_INDEX_URL", f"{site}/index.sqlite")
+    assert "0 models added" in update(capsys)[1]
+    code, out, err = update(capsys, "--offline")
+    assert (code, out) == (4, "")
+    assert "network is off" in err
+
+
+def test_user_and_password_of_an_address_are_not_shown(
+    site: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = f"{site.replace('http://', 'http://me:secret@')}/index.sqlite?key=secret"
+    code, out, err = update(capsys, address)
+    assert "secret" not in out + err
+    assert code in {0, 2, 4}
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (("--sha256", "0" * 64), 5, "its SHA-256 is"),
+        (("--sha256", "abc"), 2, "64 hexadecimal digits"),
+        (("--signers", "/nonexistent"), 5, "no signature (.sig) next to it"),
+        (("--from", "https://example.org/index.sqlite"), 2, "name two indexes"),
+    ],
+)
+def test_unverified_file_changes_nothing(
+    argv: tuple[str, ...],
+    code: int,
+    message: str,
+    published: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result, out, err = update(capsys, str(published), *argv)
+    assert (result, out) == (code, "")
+    assert message in err
+    assert not has_model()
+
+
+def test_checksum_is_required(published: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (published.parent / "SHA256SUMS").write_text(f"{'0' * 64}  other.sqlite\n")
+    code, _, err = update(capsys, str(published))
+    assert code == 2
+    assert "give --sha256" in err
+    digest = hashlib.sha256(published.read_bytes()).hexdigest()
+    published.with_name("index.sqlite.sha256").write_text(f"{digest}\n")
+    assert update(capsys, str(published))[0] == 0
+
+
+def test_unprotected_address_needs_more_than_a_checksum_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = update(capsys, "http://example.org/index.sqlite", "--offline")
+    assert code == 2
+    assert "use https://" in err
+
+
+def test_damaged_file_with_a_right_checksum_is_refused(
+    published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published.write_bytes(b"no index")
+    write_checksums([published], published.parent)
+    code, _, err = update(capsys, str(published))
+    assert code == 5
+    assert "not a readable index" in err
+    assert not has_model()
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs OpenSSH")
+def test_signature_is_checked(
+    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def key(name: str) -> Path:
+        path = tmp_path / name
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(path)]
+        subprocess.run(command, check=True, timeout=PATIENCE_S)
+        return path
+
+    ours, other = key("ours"), key("other")
+    signers = tmp_path / "allowed_signers"
+    signers.write_text(f"us@example.org {ours.with_suffix('.pub').read_text()}")
+    for signing, code in ((ours, 0), (other, 5)):
+        published.with_name("index.sqlite.sig").unlink(missing_ok=True)
+        sign = ["ssh-keygen", "-q", "-Y", "sign", "-n", "edgekit-index", "-f", str(signing)]
+        subprocess.run([*sign, str(published)], check=True, timeout=PATIENCE_S)
+        result, out, err = update(capsys, str(published), "--signers", str(signers))
+        assert result == code, err
+        assert ("signed by us@example.org" in " ".join(out.split())) is (code == 0)
+        assert ("its signature is not of anybody" in err) is (code == 5)
+
+
+UPDATE = [sys.executable, "-m", "edgekit", "index", "update"]
+
+
+def test_updates_at_the_same_time_all_succeed(published: Path) -> None:
+    running = [subprocess.Popen([*UPDATE, str(published)]) for _ in range(3)]
+    assert [process.wait(timeout=PATIENCE_S) for process in running] == [0, 0, 0]
+    assert has_model()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_killed_update_leaves_the_old_index(
+    published: Path, data_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed once it has begun to write: the temporary folder is there."""
+    update(capsys, str(published))
+    before = (data_folder / "index.sqlite").read_bytes()
+    write_sqlite(published, rows_of(MODEL, "second-test-model", built="2099-02-02"))
+    write_checksums([published], published.parent)
+    with subprocess.Popen([*UPDATE, str(published)]) as process:
+        while not list(data_folder.glob("*.part")) and process.poll() is None:
+            pass
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=PATIENCE_S)
+    assert process.returncode in {0, -signal.SIGKILL}
+    if process.returncode:
+        assert (data_folder / "index.sqlite").read_bytes() == before
+    assert has_model()
+    assert update(capsys, str(published))[0] == 0
+    assert any(entry.id == "second-test-model" for entry in read_index().entries)
+    assert not list(data_folder.glob("*.part"))
