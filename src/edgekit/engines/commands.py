@@ -26,6 +26,7 @@ AS_NVML_COUNTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 PLACEHOLDER = "MODEL"
 UNCONVERTED = "Q4_K_M"  # engines.llamacpp.architectures.DEFAULT_MIX
 LM_STUDIO = "lm-studio"
+HUB_PAGES = "https://huggingface.co/"
 LM_STUDIO_CONTEXT = "llm.load.contextLength"
 LM_STUDIO_PARALLEL = "llm.load.numParallelSessions"
 LM_STUDIO_OFFLOAD = "llm.load.llama.acceleration.offloadRatio"
@@ -225,12 +226,20 @@ class LmStudioSetting(NamedTuple):
 
 
 def lm_studio_texts(
-    startup: Startup, settings: Sequence[LmStudioSetting], *, model: str, notes: Sequence[str] = ()
+    startup: Startup,
+    settings: Sequence[LmStudioSetting],
+    *,
+    model: str,
+    download: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> Iterator[Command]:
     """The settings three times: as LM Studio's screen names them, as a preset file, and as an `lms load` command.
 
-    `model`: LM Studio's name for the model.
+    `model`: LM Studio's name for the model. `download`: the words after `lms get`, which comes first; empty if the
+    model is on this machine or no repository is known.
     """
+    if download:
+        yield startup.command(LM_STUDIO, "lms get", ["lms", "get", *download])
     listed, not_flags = "", []
     for setting in settings:
         shown = setting.shown or str(setting.value)

@@ -13,6 +13,7 @@ from tests.unit.plan.machines import host
 from tests.unit.report.plans import cards, cpu, gguf, mac, model_files, planned, qwen
 
 from edgekit.bill.types import Decision, Drafter, Lever, Load, cache_type
+from edgekit.cli import main
 from edgekit.cli.parser import build_parser
 from edgekit.engines import engine_named
 from edgekit.engines.commands import Command, shell_text
@@ -459,7 +460,7 @@ def test_ollama_modelfile() -> None:
     ("reference", "label", "name"),
     [
         ("org/name-GGUF:Q4_K_M", "org/Some-Model", "hf.co/org/name-GGUF:Q4_K_M"),
-        ("", "llama-3.1-8b", "llama3.1:8b"),
+        ("", "deepseek-r1-distill-qwen-32b", "deepseek-r1:32b"),
         ("", "qwen3-8b", "hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M"),  # Ollama's own tag is a larger file
     ],
 )
@@ -470,9 +471,9 @@ def test_ollama_runs_a_name_without_a_modelfile(reference: str, label: str, name
 
 
 def test_ollama_needs_a_modelfile_if_the_placement_is_not_its_default() -> None:
-    plan = planned(gguf(SMALL), cards(24), reference="", label="llama-3.1-8b", n_gpu_layers=5, fixed_flags=("n_gpu_layers",), backend=Backend.CUDA)  # fmt: skip
+    plan = planned(gguf(SMALL), cards(24), reference="", label="deepseek-r1-distill-qwen-32b", n_gpu_layers=5, fixed_flags=("n_gpu_layers",), backend=Backend.CUDA)  # fmt: skip
     text = ready(plan)["Ollama Modelfile"].text
-    assert text == "FROM llama3.1:8b\nPARAMETER num_ctx 32768\nPARAMETER num_gpu 5\n"
+    assert text == "FROM deepseek-r1:32b\nPARAMETER num_ctx 32768\nPARAMETER num_gpu 5\n"
 
 
 def test_ollama_server() -> None:
@@ -542,6 +543,23 @@ def test_lm_studio_with_some_layers_on_the_gpu_and_an_unused_card() -> None:
     preset = lm_studio_preset(plan)
     assert preset["llm.load.llama.acceleration.offloadRatio"] == LlamaCppSetup.of(plan.result.way.setup).n_gpu_layers / 80  # fmt: skip
     assert preset["load.gpuSplitConfig"]["customRatio"] == [0.0, 1.0]
+
+
+def test_lms_get_downloads_the_repository_of_a_model_of_the_index() -> None:
+    commands = ready(planned(gguf(SMALL), cards(24), reference="", label="qwen3-8b"))
+    url = "https://huggingface.co/Qwen/Qwen3-8B-GGUF@Q4_K_M"
+    assert commands["lms get"].text == f"lms get {url} --gguf"
+
+
+def test_lms_get_of_an_mlx_repository(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["plan", "qwen3-8b", "--engine", "mlx", "--device", "m4-max-64", "--for", "lm-studio"]
+    assert main(argv) == 0
+    (line,) = re.findall(r"^lms get .*$", capsys.readouterr().out, re.MULTILINE)
+    assert re.fullmatch(r"lms get https://huggingface\.co/[\w-]+/Qwen3-8B-[\w-]+ --mlx", line)
+
+
+def test_lms_get_is_not_needed_for_a_file() -> None:
+    assert "lms get" not in ready(planned(gguf(SMALL), cpu(16)))
 
 
 def test_lms_load() -> None:

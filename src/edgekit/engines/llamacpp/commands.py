@@ -14,6 +14,7 @@ from edgekit.bill.types import F16, Drafter, MemoryEstimate, Placement, Status, 
 from edgekit.engines.commands import (
     COMMAND,
     FILE,
+    HUB_PAGES,
     LM_STUDIO_CONTEXT,
     LM_STUDIO_OFFLOAD,
     LM_STUDIO_PARALLEL,
@@ -421,8 +422,13 @@ def lm_studio_commands(startup: Startup) -> Iterator[Command]:
         notes.append(
             "LM Studio has no setting for llama-server's prompt cache: it can grow to 8 GiB of RAM"
         )
+    download: list[str] = []
+    if source.words[0] == "-hf":
+        repository, _, quant = source.words[1].partition(":")
+        # @ selects the quantisation, of a repository with several
+        download = [f"{HUB_PAGES}{repository}{quant and f'@{quant}'}", "--gguf"]
     settings = list(_lm_studio_settings(startup))
-    yield from lm_studio_texts(startup, settings, model=model, notes=notes)
+    yield from lm_studio_texts(startup, settings, model=model, download=download, notes=notes)
 
 
 def _lm_studio_settings(startup: Startup) -> Iterator[LmStudioSetting]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.bill.types import MemoryEstimate, Verdict
 from edgekit.engines.commands import (
+    HUB_PAGES,
     LM_STUDIO_CONTEXT,
     LM_STUDIO_PARALLEL,
     Command,
@@ -18,6 +19,7 @@ from edgekit.engines.commands import (
     Startup,
     as_file,
     lm_studio_texts,
+    parsed,
     repository_word,
 )
 from edgekit.engines.flags import flag_words
@@ -33,6 +35,7 @@ from edgekit.engines.mlx.quantization import (
 )
 from edgekit.engines.mlx.setups import DEFAULT_PREFILL_STEP, MlxSetup
 from edgekit.index.repositories import Form, repository_at
+from edgekit.sources.reference import HubModel
 from edgekit.sources.types import Origin
 
 if TYPE_CHECKING:
@@ -69,7 +72,10 @@ def commands(startup: Startup) -> Iterator[Command]:
         yield _server(startup, model)
     else:
         yield _generate(startup, model)
-    yield from lm_studio_texts(startup, list(_settings(startup)), model=model, notes=notes)
+    is_hub_id = isinstance(parsed(model, is_name=startup.files is None), HubModel)
+    download = [f"{HUB_PAGES}{model}", "--mlx"] if is_hub_id and not notes else []
+    settings = list(_settings(startup))
+    yield from lm_studio_texts(startup, settings, model=model, download=download, notes=notes)
 
 
 def _published_repository(label: str, packed: Quantize) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,10 +28,16 @@ from edgekit.model.types import Model
 DTYPES = ("auto", "fp8")
 FP8_CAPABILITY = (8, 9)  # Ada and later compute in fp8
 # Accuracy, and the usual quantization_config of such repositories.
-_QUANTISED: dict[Form, tuple[int, dict[str, Any]]] = {
+_QUANTISED: Mapping[Form, tuple[int, Mapping[str, Any]]] = {
     Form.FP8: (480, {"quant_method": "fp8", "activation_scheme": "dynamic"}),
     Form.AWQ: (425, {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}),
+    Form.GPTQ: (420, {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}),
+    Form.NVFP4: (420, {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}),
 }
+_FOUR_BIT = (Form.AWQ, Form.GPTQ, Form.NVFP4)  # only the first one that is known is offered
+_OTHER_BITS = re.compile(
+    r"(?:int|w|gptq-)[2358](?!\d)|[2358]-?bit", re.IGNORECASE
+)  # in a repository's name
 
 
 def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:
@@ -61,16 +68,22 @@ def cache_name(_load: Load, setup: VllmSetup) -> str:
 def variants(model: Model, label: str = "") -> tuple[Variant, ...]:
     """The model as stored, and for unquantised weights the known FP8 and 4-bit repositories.
 
-    `label`: the model's name in the catalog.
+    `label`: the model's name in the index.
     """
     choices = [*as_named(model)]
     is_plain = model.header.quantization is None
     if not label or not is_plain:
         return tuple(choices)
+    has_four_bits = False
     for form, (accuracy, quantization) in _QUANTISED.items():
-        repositories = repositories_of(label, form)
-        if not repositories:
+        repositories = [
+            repository
+            for repository in repositories_of(label, form)
+            if form not in _FOUR_BIT or not _OTHER_BITS.search(repository.name)
+        ]
+        if not repositories or (has_four_bits and form in _FOUR_BIT):
             continue
+        has_four_bits = has_four_bits or form in _FOUR_BIT
         config = {**model.header.config, "quantization_config": quantization}
         quantised = replace(model.header, config=config, quantization=read_quantization(config))
         variant = Variant(
