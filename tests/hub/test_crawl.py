@@ -24,15 +24,14 @@ from tests.patience import PATIENCE_S
 from tests.thoroughness import wide
 
 from edgekit.app.crawl import build as build_module
-from edgekit.app.crawl import fetch, listing
+from edgekit.app.crawl import fetch, geometry, listing
 from edgekit.app.crawl.build import build
-from edgekit.app.crawl.rows import CRAWL_TABLES
 from edgekit.app.crawl.types import BuildOptions, BuildReport
 from edgekit.cli import main
 from edgekit.errors import CancelledError, RemoteBusyError, RemoteInspectError, UsageError
 from edgekit.index.database import IndexFile
 from edgekit.index.records import is_id
-from edgekit.index.tables import read_rows, table_named
+from edgekit.index.tables import TABLES, read_rows, table_named
 from edgekit.sources import async_http
 
 REPOSITORIES = 300
@@ -96,6 +95,11 @@ def run(folder: Path, **options: Any) -> BuildReport:
     return build(BuildOptions(folder=folder, date=DATE, **options))
 
 
+def problems_of(folder: Path) -> list[tuple[str, str, str]]:
+    """Repository, status and detail."""
+    return [tuple(row.values()) for row in pq.read_table(folder / "problems.parquet").to_pylist()]
+
+
 def hashes(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file but the journal."""
     return {
@@ -120,7 +124,7 @@ def test_every_repository_is_in_the_index_or_has_a_reason(
     report, _ = undisturbed
     index = report.folder / "index.sqlite"
     rows = list(read_rows(index, table_named("repositories")))
-    problems = list(read_rows(index, CRAWL_TABLES[-1]))
+    problems = problems_of(report.folder)
     models = {row[0]: row for row in read_rows(index, table_named("models"))}
     named = {row[2] for row in rows} | {row[0] for row in problems}
     assert report.repositories == REPOSITORIES == len(named)
@@ -152,7 +156,7 @@ def test_gated_and_missing_files_are_recorded(
     report, _ = undisturbed
     index = report.folder / "index.sqlite"
     gated = {f"{path.parent.name}/{path.name}" for path in (files / "www/gated").glob("*/*")}
-    status = {row[0]: row[1] for row in read_rows(index, CRAWL_TABLES[-1])}
+    status = {row[0]: row[1] for row in problems_of(report.folder)}
     models = {row[1]: row for row in read_rows(index, table_named("models"))}
     assert gated
     for name in gated:  # a quantisation may have told its geometry
@@ -192,7 +196,7 @@ def test_checksums_and_parquet_of_every_table(
     assert {line.split("  ")[1]: line.split("  ")[0] for line in lines} == {
         name: digest for name, digest in found.items() if name != "SHA256SUMS"
     }
-    for table in CRAWL_TABLES:
+    for table in TABLES:
         parquet = pq.read_table(report.folder / f"{table.name}.parquet")
         assert parquet.num_rows == report.rows[table.name]
 
@@ -429,6 +433,21 @@ def test_file_that_cannot_be_read_is_recorded_and_the_build_goes_on(
     assert (report.models, report.geometries) == (1, 0)
 
 
+def test_fault_of_ours_in_one_repository_does_not_stop_the_build(
+    hostile: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(geometry, "describe", broken)
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "intermediate_size": 128, "vocab_size": 1000}  # fmt: skip
+    hostile(lambda request, send: send(page([CONFIG_ENTRY] if "/api/" in request.line else config)))
+    assert run(tmp_path).problems == {"unreadable": 1}
+    ((_, _, detail),) = problems_of(tmp_path)
+    assert "ZeroDivisionError" in str(detail)
+
+
 def test_repository_that_cannot_be_reached_is_read_by_the_next_build(
     hostile: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -544,6 +563,22 @@ def test_index_can_be_opened_like_the_packaged_one(
             assert entry.sizes
         assert all(is_id(entry.id) for entry in entries[:5])
         assert {"repository", "uses", "family"} <= set(entry.sources)
+
+
+def test_index_is_merged_by_index_update(
+    undisturbed: tuple[BuildReport, dict[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its checksum is found in SHA256SUMS next to it."""
+    report, _ = undisturbed
+    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path))
+    name = IndexFile(report.folder / "index.sqlite").entries()[0].id
+    assert main(["index", "update", str(report.folder / "index.sqlite")]) == 0
+    capsys.readouterr()
+    assert main(["index", "show", name, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
 
 
 def test_command_reports_as_text_and_as_json(

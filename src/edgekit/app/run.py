@@ -374,20 +374,7 @@ def open_published(
 
     Without a quantisation, one is chosen for this machine. Raises UsageError if no repository is known.
     """
-    resolved = open_named(f"catalog:{entry.id}")
-    mix, references = published_files(resolved, entry.id, quant, request)
-    (engine,) = request.engines
-    model = resolved.opened(engine)
-    return references, replace(model, model=default_engine().at_quant(model.model, mix), mix=mix)
-
-
-def published_files(
-    resolved: ResolvedModel, name: str, quant: str | None, request: Request
-) -> tuple[str, tuple[str, ...]]:
-    """A quantisation, and the repositories that have a GGUF of the model at it, the best first: "org/name:Q4_K_M".
-
-    Without `quant`, one is chosen for the machine. Raises UsageError if no repository is known.
-    """
+    resolved, name = open_named(f"catalog:{entry.id}"), entry.id
     repositories = repositories_of(name, Form.GGUF)
     tags = dict.fromkeys(tag for repository in repositories for tag in repository.quants)
     mix: str | None = None if quant is None else quant.upper()
@@ -415,7 +402,9 @@ def published_files(
             f"no known repository has a GGUF of {name}{at_quant}{known_quants}. Search {gguf_search(name)}"
             " and name what you find: edgekit run ORG/REPOSITORY:QUANT, or a file"
         )
-    return mix, references
+    (engine,) = request.engines
+    model = resolved.opened(engine)
+    return references, replace(model, model=default_engine().at_quant(model.model, mix), mix=mix)
 
 
 def find_published(

@@ -155,7 +155,7 @@ class AsyncTransport:
                 seen[digest] += 1
                 if seen[digest] >= MAX_MALFORMED or seen.total() >= MAX_FAILURES:
                     raise HeaderError("not JSON", file=name) from error
-                await asyncio.sleep(_pause_s(seen.total() - 1))
+                await asyncio.sleep(pause_s(seen.total() - 1))
                 continue
             head = reply.head
             return Json(value=value, headers=head.headers if head else {}, length=len(body))
@@ -188,11 +188,11 @@ class AsyncTransport:
                 raise RemoteBusyError(
                     f"{name}: {failure.what} ({failures + busy} attempts); run the command again later"
                 )
-            pause_s = max(_pause_s(failures + busy - 1), failure.retry_after_s or 0.0)
+            wait_s = max(pause_s(failures + busy - 1), failure.retry_after_s or 0.0)
             if is_busy or failure.retry_after_s:
-                self._pace.block(bucket, pause_s)  # for the other requests too
+                self._pace.block(bucket, wait_s)  # for the other requests too
             else:
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(wait_s)
 
     async def _follow(
         self,
@@ -418,10 +418,10 @@ def _private_error(url: str, name: str) -> PrivateAddressError:
     )
 
 
-def _pause_s(failures: int) -> float:
+def pause_s(failures: int) -> float:
     """The pause before another try, a little different for each so that they do not come back together."""
-    pause_s = min(FIRST_PAUSE_S * 2.0**failures, MAX_PAUSE_S)
-    return pause_s * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+    seconds = min(FIRST_PAUSE_S * 2.0**failures, MAX_PAUSE_S)
+    return seconds * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
 
 
 def _kind(failure: TransientFailure, head: ResponseHead | None) -> str:

@@ -20,7 +20,7 @@ from edgekit.app.crawl.listing import (
     read_page,
 )
 from edgekit.app.crawl.plan import geometry_task, left_out, model_of, needs_files
-from edgekit.app.crawl.rows import CRAWL_TABLES, Rows
+from edgekit.app.crawl.rows import PROBLEMS, Rows
 from edgekit.app.crawl.types import (
     BuildOptions,
     BuildReport,
@@ -33,6 +33,7 @@ from edgekit.errors import OutputError, RemoteInspectError
 from edgekit.index.tables import (
     CHECKSUMS_NAME,
     SQLITE_NAME,
+    TABLES,
     as_json,
     import_pyarrow,
     write_checksums,
@@ -79,8 +80,7 @@ def build(options: BuildOptions) -> BuildReport:
         _fetch(journal, TaskKind.FILES, options, tally)
         _plan(journal)
         _fetch(journal, TaskKind.GEOMETRY, options, tally)
-        names = _write(journal, options, hub, built)
-        rows, problems = _counts(options.folder / SQLITE_NAME)
+        names, rows, problems = _write(journal, options, hub, built)
         return BuildReport(
             folder=options.folder,
             files=names,
@@ -207,29 +207,41 @@ def _show(options: BuildOptions, line: str) -> None:
 # -- the output ----------------------------------------------------------------------------------
 
 
-def _write(journal: Journal, options: BuildOptions, hub: str, built: str) -> tuple[str, ...]:
-    """Write the tables. The checksums come last, so that files without them are not complete."""
+def _write(
+    journal: Journal, options: BuildOptions, hub: str, built: str
+) -> tuple[tuple[str, ...], dict[str, int], dict[str, int]]:
+    """Write the tables. Returns the names of the files, the rows of each table and the problems by status.
+
+    The checksums come last, so that files without them are not complete.
+    """
     folder, index = options.folder, options.folder / SQLITE_NAME
+    problems = folder / "problems.sqlite"  # sorted there, then only kept as Parquet
+    _show(options, "writing the tables")
     try:
         (folder / CHECKSUMS_NAME).unlink(missing_ok=True)
+        rows = Rows(journal, hub, built, f"edgekit {__version__} index build").tables()
+        write_sqlite(problems, {PROBLEMS.name: rows.pop(PROBLEMS.name)}, tables=(PROBLEMS,))
+        write_sqlite(index, rows)
+        parquet = [
+            *write_parquet(index, folder),
+            *write_parquet(problems, folder, tables=(PROBLEMS,)),
+        ]
+        counts = {table.name: _count(index, table.name) for table in TABLES}
+        by_status = _by_status(problems)
+        problems.unlink()
     except OSError as error:
         raise OutputError(f"{folder}: {error.strerror or error}") from error
-    _show(options, "writing the tables")
-    tool = f"edgekit {__version__} index build"
-    rows = Rows(journal, hub, built, tool).tables()
-    write_sqlite(index, rows, tables=CRAWL_TABLES)
-    paths = (index, *write_parquet(index, folder, tables=CRAWL_TABLES))
+    paths = (index, *parquet)
     sums = write_checksums(paths, folder)
-    return tuple(path.name for path in (*paths, sums))
+    return tuple(path.name for path in (*paths, sums)), counts, by_status
 
 
-def _counts(index: Path) -> tuple[dict[str, int], dict[str, int]]:
-    """The rows of each table, and the problems by status."""
+def _count(index: Path, table: str) -> int:
     with closing(sqlite3.connect(f"{index.absolute().as_uri()}?mode=ro", uri=True)) as database:
-        rows = {
-            table.name: int(database.execute(f"SELECT count(*) FROM {table.name}").fetchone()[0])  # noqa: S608
-            for table in CRAWL_TABLES
-        }
+        return int(database.execute(f"SELECT count(*) FROM {table}").fetchone()[0])  # noqa: S608
+
+
+def _by_status(problems: Path) -> dict[str, int]:
+    with closing(sqlite3.connect(f"{problems.absolute().as_uri()}?mode=ro", uri=True)) as database:
         query = "SELECT status, count(*) FROM problems GROUP BY status ORDER BY status"
-        problems = dict(database.execute(query).fetchall())
-    return rows, problems
+        return dict(database.execute(query).fetchall())

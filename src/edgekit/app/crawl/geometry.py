@@ -16,6 +16,7 @@ from edgekit.app.index import facts_of
 from edgekit.errors import (
     EdgekitError,
     HeaderError,
+    PrivateAddressError,
     RemoteAccessError,
     RemoteBusyError,
     RemoteInspectError,
@@ -30,7 +31,7 @@ from edgekit.index.tables import as_json
 from edgekit.index.tensor_runs import runs_of
 from edgekit.model import not_a_language_model, open_config, read_geometry
 from edgekit.model.types import Model
-from edgekit.sources.async_http import AsyncTransport
+from edgekit.sources.async_http import MAX_MALFORMED, AsyncTransport, pause_s
 from edgekit.sources.filenames import CONFIG_NAME, quant_tag
 from edgekit.sources.http import ResponseHead
 from edgekit.sources.hub import file_url
@@ -63,6 +64,9 @@ async def read_task(task: Task, transport: AsyncTransport) -> Outcome:
             )
         except (EdgekitError, RecursionError) as error:
             status, detail = _status_of(error), str(error)
+            continue
+        except Exception as error:  # noqa: BLE001 - a fault of ours in one repository must not stop two million
+            status, detail = Status.UNREADABLE, f"{type(error).__name__}: {error}"
             continue
         found = as_json(
             {
@@ -249,26 +253,40 @@ class _Prefix:
 
 
 async def _read_gguf(candidate: Candidate, transport: AsyncTransport) -> ModelHeader:
-    """The whole header. HeaderError if it is damaged, or in too many shards."""
+    """The whole header. HeaderError if it is damaged, or in too many shards.
+
+    A header that cannot be read is fetched again: the answer may have been damaged, not the file.
+    """
     check_limit("shards", len(candidate.paths), MAX_SHARDS_READ, file=candidate.repository)
+    attempts = 0
+    while True:
+        try:
+            return await _read_shards(candidate, transport)
+        except (RemoteAccessError, RemoteNotFoundError, RemoteBusyError, PrivateAddressError):
+            raise
+        except (HeaderError, RemoteInspectError):
+            attempts += 1
+            transport.tally.faults["malformed"] += 1
+            if attempts >= MAX_MALFORMED:
+                raise
+            await asyncio.sleep(pause_s(attempts - 1))
+
+
+async def _read_shards(candidate: Candidate, transport: AsyncTransport) -> ModelHeader:
     shards = [_Prefix(candidate.repository, path) for path in candidate.paths]
-    header: ModelHeader | None = None
-    for shard in shards:
-        header = await _read_shard(shard, transport)
-    if len(shards) > 1 or header is None:
-        files = tuple(
-            ModelFile(
-                name=shard.name,
-                open=functools.partial(_identity, shard),
-                size_bytes=shard.size_bytes,
-            )
-            for shard in shards
+    headers = [await _read_shard(shard, transport) for shard in shards]
+    if len(shards) == 1:
+        return headers[0]
+    files = tuple(
+        ModelFile(
+            name=shard.name, open=functools.partial(_identity, shard), size_bytes=shard.size_bytes
         )
-        empty = ModelFiles(
-            label=shards[0].name, origin=Origin.HUB, container=Container.GGUF, weights=files
-        )
-        return read_gguf_model(empty, Depth.TENSORS)
-    return header
+        for shard in shards
+    )
+    joined = ModelFiles(
+        label=shards[0].name, origin=Origin.HUB, container=Container.GGUF, weights=files
+    )
+    return read_gguf_model(joined, Depth.TENSORS)
 
 
 async def _read_shard(shard: _Prefix, transport: AsyncTransport) -> ModelHeader:

@@ -11,10 +11,11 @@ from edgekit.app.crawl.journal import Journal
 from edgekit.app.crawl.plan import OWN, bytes_of, form_of, gguf_sets, left_out, quants_of
 from edgekit.app.crawl.types import Listed, Outcome, Status, TaskKind
 from edgekit.index.names import family_of, id_of, kinds_of, spellings
-from edgekit.index.tables import SCHEMA, TABLES, Column, Kind, Row, Table, as_json
+from edgekit.index.tables import SCHEMA, Column, Kind, Row, Table, as_json
 from edgekit.units import Basis
 
-# Repositories of the listing that have no row, and models without a geometry: what a crawl adds to the tables.
+# Repositories of the listing that have no row, and models without a geometry. Not a table of an index: only a crawl
+# has it, as a Parquet file.
 PROBLEMS = Table(
     name="problems",
     columns=(
@@ -23,7 +24,6 @@ PROBLEMS = Table(
         Column(name="detail", kind=Kind.TEXT, required=True),
     ),
 )
-CRAWL_TABLES = (*TABLES, PROBLEMS)
 
 # Sources by number: what they are, and how the facts from them are known.
 LISTING, CONFIG, GGUF, FILES, QUANTISATION, NAME = range(1, 7)
