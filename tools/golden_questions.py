@@ -499,7 +499,7 @@ CATALOG = (
     "index show deepseek-v3",
     "index show qwen3.5-27b",
     "index show qwen3-8b --json",
-    "index list --kind code --json",
+    "index list --family gemma --kind vision --json",
     "index list --kind vision --family gemma",
     "index show mamba-2.8b --json",
 )
@@ -525,6 +525,8 @@ HELP = (
     "index add --help",
     "index remove --help",
     "index update --help",
+    "index build --help",
+    "download --help",
 )
 
 # Invalid names, sizes and values, and some that need the network.
@@ -716,7 +718,7 @@ REST: tuple[tuple[str, Fields | None], ...] = (
     ("curves", {"model": "qwen3-8b", "points": 4, "device": "m2-16", "engine": "mlx"}),
     ("inspect", {"model": "sample:gemma-3-27b"}),
     ("hardware?device=RTX%204090&ram=64G", None),
-    ("catalog?kind=code", None),
+    ("catalog?kind=vision&family=gemma", None),
     ("catalog/qwen3-8b", None),
     ("check", {"model": "nothing", "ram": "16G"}),
     ("check", {"model": "qwen3-8b", "device": "toaster"}),
@@ -917,7 +919,7 @@ SAME_JSON = {
         'edgekit hardware --device "RTX 4090" --ram 64G --json'
     ),
     "GET /api/v1/hardware?device=m4-max-64": "edgekit hardware --device m4-max-64 --json",
-    "GET /api/v1/catalog?kind=code": "edgekit index list --kind code --json",
+    "GET /api/v1/catalog?kind=vision&family=gemma": "edgekit index list --family gemma --kind vision --json",
     "GET /api/v1/catalog/qwen3-8b": "edgekit index show qwen3-8b --json",
 }
 

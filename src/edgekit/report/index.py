@@ -11,7 +11,7 @@ from edgekit.index.database import header_of
 from edgekit.index.quality import Facts, Quality, quality_of
 from edgekit.index.records import header_json
 from edgekit.index.repositories import Form, names_of, repositories_of
-from edgekit.index.types import NO_HEADER, Entry, Index, Size, Source
+from edgekit.index.types import NO_HEADER, Entry, Index, ModelPurpose, Size, Source
 from edgekit.report.json import SCHEMA, Json, error_json, fields
 from edgekit.report.text import (
     PLAIN,
@@ -32,7 +32,7 @@ FOUR_BIT_MIXES = ("MXFP4_MOE", "Q4_K_M")  # the model's own 4-bit format, else t
 _COLUMNS = ("model", "parameters", "4-bit", "context", "for", "from", "geometry", "licence")
 _WORD_COLUMNS = frozenset({"model", "for", "from", "geometry", "licence"})
 _UNKNOWN = "-"
-MAX_ID_COLUMNS = 30  # of a table; ids have up to 79 characters
+MAX_ID_COLUMNS = 26  # of a table; ids have up to 79 characters
 SHOWN_SCORES = 6  # of one task
 # What EdgeKit knows of a model's layers and widths.
 EXACT, ASSUMED, UNKNOWN = "exact", "assumed", "unknown"
@@ -55,7 +55,7 @@ def index_text(
         narrow = screen.width < 100
         for entry in entries:
             size = next(filter(None, map(entry.size, FOUR_BIT_MIXES)), None)
-            active = f" ({_active(entry)})" if _active(entry) not in {"", _UNKNOWN} else ""
+            active = "" if narrow or _active(entry) in {"", _UNKNOWN} else f" ({_active(entry)})"
             is_long = narrow and len(entry.id) > MAX_ID_COLUMNS
             rows.append(
                 (
@@ -65,7 +65,7 @@ def index_text(
                     if size is None
                     else f"{_about(size)}{format_bytes(size.tensor_bytes)}",
                     _tokens(entry.native_context),
-                    _kinds(entry),
+                    _other_kinds(entry) if narrow else _kinds(entry),
                     "you" if entry.is_users else "",
                     geometry_basis(entry),
                     entry.licence or _UNKNOWN,
@@ -105,6 +105,12 @@ def _tokens(number: int | None) -> str:
 
 def _kinds(entry: Entry) -> str:
     return ", ".join(kind.value for kind in entry.kinds) or _UNKNOWN
+
+
+def _other_kinds(entry: Entry) -> str:
+    """Without chat, which goes without saying for most models; chat if it is the only one."""
+    others = [kind.value for kind in entry.kinds if kind is not ModelPurpose.CHAT]
+    return ", ".join(others) or _kinds(entry)
 
 
 def _active(entry: Entry) -> str:

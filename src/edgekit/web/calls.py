@@ -22,7 +22,7 @@ from edgekit.engines.flags import Control, Flag, Whole
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 from edgekit.formats.types import Depth
-from edgekit.index import listed, read_index
+from edgekit.index import listed, most_used, read_index
 from edgekit.index.types import ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.report.bill import bill_json
@@ -200,7 +200,7 @@ def _index(state: WebState, fields: Any, _: CallWatch) -> Json:
     kinds = [kind.value for kind in ModelPurpose]
     if fields.kind is not None and fields.kind not in kinds:
         raise UsageError(f"kind: {fields.kind[:40]!r} must be one of {', '.join(kinds)}")
-    entries = listed(index, kind=fields.kind, family=fields.family)
+    entries = most_used(listed(index, kind=fields.kind, family=fields.family))
     return index_json([shown_entry(entry, state.settings) for entry in entries], index)
 
 
