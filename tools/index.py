@@ -149,10 +149,14 @@ def models_of(data: Path) -> list[Known]:
     taken = {item.entry.id for item in known.values()}
     configs, siblings = read_geometries()
     templates = templates_of(known.values(), configs)
+    official = {spellings(item.hub_id)[0]: item.hub_id for item in known.values()}
     for key, row in by_hub_id.items():  # ranked by use
-        if key in known or not licensed(row["sources"]):
+        if key in known or not licensed(row["sources"]) or is_family_name(key, by_hub_id):
             continue
-        name = new_id(row["hub_id"], taken, is_base=is_base_model(key))
+        spelling, owner = spellings(row["hub_id"])[0], key.partition("/")[0]
+        first = official.setdefault(spelling, row["hub_id"])
+        is_copy = first.partition("/")[0].lower() != owner
+        name = new_id(row["hub_id"], taken, is_base=is_base_model(key), is_copy=is_copy)
         if name is None:
             continue
         taken.add(name)
@@ -194,10 +198,25 @@ def _named_like(entry: Entry, by_hub_id: Mapping[str, Mapping[str, Any]]) -> str
     return ""
 
 
-def new_id(hub_id: str, taken: set[str], *, is_base: bool) -> str | None:
-    """The name of the repository; with '-base' or '@publisher' if another model has it."""
+def is_family_name(key: str, by_hub_id: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the row names a family, not a model: 'deepseek-ai/DeepSeek-V4', of which only Flash and Pro exist."""
+    row = by_hub_id[key]
+    if row["parameters"] or row["geometry_llmfit"] or re.search(r"\d[bm](?:-|$)", key):
+        return False
+    longer = [other for name, other in by_hub_id.items() if name.startswith(f"{key}-")]
+    used = [other for other in longer if other["parameters"] and other["score"] > row["score"]]
+    return len(used) > 1
+
+
+def new_id(hub_id: str, taken: set[str], *, is_base: bool, is_copy: bool = False) -> str | None:
+    """The name of the repository; with '-base' or '@publisher' if another model has it.
+
+    `is_copy`: a more used model of another publisher has the same name, in another spelling.
+    """
     name = id_of(hub_id)
     owner = id_of(hub_id.partition("/")[0])
+    if is_copy:
+        return f"{name}@{owner}" if is_id(f"{name}@{owner}") else None
     for candidate in (name, f"{name}-base" if is_base else name, f"{name}@{owner}"):
         if candidate not in taken and is_id(candidate):
             return candidate

@@ -24,7 +24,7 @@ from edgekit.engines.flags import companions_in
 from edgekit.engines.program import Address, EngineStart, LocalWeights
 from edgekit.errors import EdgekitError, NotFoundError, RemoteNotFoundError, SourceError, UsageError
 from edgekit.formats.mixes import mix_by_name
-from edgekit.index.names import entry_named
+from edgekit.index.names import entry_named, is_path
 from edgekit.index.repositories import Form, repositories_of
 from edgekit.index.types import ModelPurpose
 from edgekit.machine.probes import detect
@@ -357,7 +357,7 @@ def _start_engine(
 
 def catalog_name(reference: str) -> tuple[Entry, str | None] | None:
     """The catalog entry and the quantisation of a name such as qwen3-8b:Q8_0. None for any other reference."""
-    if is_here(reference) or "/" in reference:
+    if is_here(reference) or "/" in reference or is_path(reference):
         return None
     match = entry_named(reference, absolute=False)
     if match is None or match.entry.is_users:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -16,15 +17,27 @@ from edgekit.errors import (
     RemoteNotFoundError,
     UsageError,
 )
-from edgekit.index import index_entries, users_entries
+from edgekit.index import users_entries
 from edgekit.index.database import index_file
+from edgekit.index.likeness import (
+    FEWER_USES,
+    RENAMED_SIZE,
+    SAME_SIZE,
+    corrected,
+    is_size,
+    meant,
+    words_of,
+)
 from edgekit.index.repositories import Form, model_at, original_repository
+from edgekit.index.typed import TypedName, read_name
 from edgekit.index.types import Entry, Index, ModelPurpose
 from edgekit.sources import hub_model_of, locate, path_of
-from edgekit.sources.filenames import MODEL_SUFFIXES, SHORT_MIXES, quant_tag
+from edgekit.sources.filenames import MODEL_SUFFIXES
+from edgekit.sources.local import expand_home
 from edgekit.sources.types import Reach
 
 SHOWN = 6  # names in one message
+MOST_CHOICES = 12  # of one family
 
 
 # -- look-up -------------------------------------------------------------------------------------
@@ -42,105 +55,161 @@ class Match:
 
 
 def find_entry(name: str, index: Index | None = None) -> Entry:
-    """The entry of a name in any spelling, without a quantisation. See `find_model`."""
-    return _find(name, index, whole=name).entry
+    """The entry of a name in any spelling. See `find_model`."""
+    return find_model(name, index).entry
 
 
 def find_model(name: str, index: Index | None = None) -> Match:
     """The model that a name means, and the quantisation in the name.
 
     A name is an id ('gemma-3-27b'), a repository of the publisher or of somebody who quantised it
-    ('unsloth/Qwen3-8B-GGUF'), an address of one, an Ollama tag ('gemma3:27b'), or any of these in other spellings
-    ('Gemma 3 27B', 'qwen3 coder 30b q4_k_m'). `index`: only its entries are searched; otherwise the models that the
-    user added and then all that EdgeKit knows. Raises NotFoundError with the nearest ids if there is none, or with all
-    candidates if several different models match.
+    ('unsloth/Qwen3-8B-GGUF'), an address or a path of one, an Ollama tag ('gemma3:27b'), or any of these in other
+    spellings ('Gemma 3 27B', 'qwen3 coder 30b q4_k_m'). `index`: only its entries are searched, in every spelling but
+    not for similar names; otherwise the models that the user added and then all that EdgeKit knows. Raises
+    AmbiguousNameError with all candidates if several different models match, or NotFoundError with the nearest ids.
     """
-    plain, quant, form = _without_address(name)
-    try:
-        return replace(_find(plain, index, whole=name, near=False), quant=quant or form)
-    except AmbiguousNameError:
-        raise
-    except NotFoundError:
-        pass
-    shorter, stated = split_quant(plain)
-    if stated is None:
-        return replace(_find(plain, index, whole=name), quant=quant or form)
-    return replace(_find(shorter, index, whole=name), quant=_file_tag(stated))
+    typed = read_name(name)
+    if not typed.typed:
+        raise NotFoundError("the name is empty: nothing to look for in the index", candidates=())
+    for exact in _exact_forms(typed):
+        match = _named(exact, 0, index, typed)
+        if match is not None:
+            return replace(match, quant=typed.quant)
+    for reading in typed.readings():
+        for level, spelling in enumerate((reading.lower(), *spellings(reading))):
+            match = _named(spelling, level, index, typed)
+            if match is not None and _has_tuning(typed, match.entry):
+                return replace(match, quant=typed.quant, note=_change(typed, reading, match.entry))
+    shown = repr(name[:80])
+    if index is not None:
+        raise NotFoundError(f"{shown} is not in the index", candidates=())
+    return _nearest(typed, shown)
 
 
-def _without_address(name: str) -> tuple[str, str | None, str | None]:
-    """A hub address or id -> its repository, the quantisation it names, and that of its form: 'org/x-4bit' -> '4bit'.
+def _exact_forms(typed: TypedName) -> list[str]:
+    """Names under which the index may have it as it stands, the longest first."""
+    whole = typed.typed.lower().removeprefix("ollama://")
+    forms = [whole, whole.rpartition("@")[0], typed.repository.lower()]
+    if typed.owner and typed.quant:
+        forms.append(f"{typed.owner}/{typed.plain}".lower())
+    if "/" not in whole or not typed.owner:
+        forms.append(typed.name.lower())
+        name, _, tag = typed.plain.lower().partition(":")
+        forms += [typed.plain.lower()] if tag else []
+        forms += [name] if tag in {"latest", "instruct", "chat", "it"} else []
+    return [form for form in dict.fromkeys(forms) if form]
 
-    Other names stay as they are.
-    """
-    text = name.strip()
-    hub = None
-    with suppress(UsageError, ValueError):  # ValueError: a NUL in the name
-        hub = hub_model_of(text)
-    if hub is None:
-        text = re.sub(
-            r"\.gguf$",
-            "",
-            text.rpartition("/")[2] if text.lower().endswith(".gguf") else text,
-            flags=re.IGNORECASE,
+
+def _named(spelling: str, level: int, index: Index | None, typed: TypedName) -> Match | None:
+    """The match of one spelling. Raises AmbiguousNameError if models of several shapes have it."""
+    if not spelling:
+        return None
+    matches = _spelled(spelling, level, index)
+    if level == 0 and matches and index is None and _is_written_out(typed, spelling):
+        # "Mixtral" is a family of models; "mixtral" is also Ollama's name of one of them
+        matches = [entry for entry in matches if spelling in _own_names(entry)]
+    if not matches:
+        return None
+    best = _winner(matches)
+    if best is None:
+        raise _ambiguous(typed.typed, [(entry.id, entry.parameters) for entry in matches])
+    return Match(entry=best)
+
+
+def _own_names(entry: Entry) -> set[str]:
+    return {entry.id.lower(), (entry.repository or "").lower()}
+
+
+def _is_written_out(typed: TypedName, spelling: str) -> bool:
+    """Whether the name has capitals and neither size nor tag: the title of a family, not a name of Ollama's."""
+    is_title = typed.typed != typed.typed.lower() and ":" not in typed.typed and "/" not in spelling
+    return is_title and not any(map(is_size, words_of(spelling)))
+
+
+def _change(typed: TypedName, reading: str, entry: Entry) -> str:
+    """A note if the typed name is a repository or a tuning that the index does not have."""
+    tuned = [word for word in typed.tuned if word not in reading.lower() and word != "qat"]
+    owners = {(entry.repository or "").partition("/")[0].lower(), (entry.publisher or "").lower()}
+    if typed.is_path:
+        return (
+            f"{typed.typed[-80:]} is not a file on this machine; taken to be {entry.id} by its name"
         )
-        return re.sub(r"-\d{5}-of-\d{5}$", "", text), None, None
-    quant = hub.quant
-    if quant is None and hub.filename is not None:
-        quant = quant_tag(hub.filename)
-    stated = split_quant(hub.repo)[1]
-    return hub.repo, quant, None if stated is None else _file_tag(stated)
-
-
-def _file_tag(text: str) -> str:
-    """A quantisation as people type it -> as files are named: 'q4' and 'Q4_K' -> 'Q4_K_M', '4 bit' -> '4bit'."""
-    plain = re.sub(r"[ -]+", "_", text.strip().upper()).replace("_BIT", "BIT")
-    if plain.endswith("BIT"):
-        return plain.lower()
-    plain = {
-        "Q2": "Q2_K",
-        "Q3": "Q3_K_M",
-        "Q4": "Q4_K_M",
-        "Q5": "Q5_K_M",
-        "Q6": "Q6_K",
-        "Q8": "Q8_0",
-        "FP16": "F16",
-    }.get(plain, plain)
-    return SHORT_MIXES.get(plain, plain).replace("UD_", "UD-")
-
-
-def _find(name: str, index: Index | None, *, whole: str, near: bool = True) -> Match:
-    """The match of a name without a quantisation, by the tightest spelling that finds one, else the nearest name."""
-    typed = name.strip().lower()
-    if not typed:
-        raise NotFoundError("the name is empty", candidates=())
-    for level, spelling in enumerate((typed, *spellings(typed))):
-        if not spelling:
-            continue
-        matches = _spelled(spelling, level, index)
-        if not matches:
-            continue
-        best = _winner(matches)
-        if best is not None:
-            return Match(entry=best)
-        raise AmbiguousNameError(
-            f"{whole[:80]!r} matches several models",
-            candidates=tuple(e.id for e in matches[:SHOWN]),
+    if tuned:
+        return (
+            f"{typed.typed[:80]} is taken to be {entry.id}, of the same shape ({', '.join(tuned)})"
         )
-    ranked = near_entries(name, index) if near else []
-    if ranked and _is_clear(ranked):
-        score, entry = ranked[0]
-        return Match(entry=entry, note=f"understood {whole[:80]!r} as {entry.id} ({score} % alike)")
+    if typed.owner and typed.owner.lower() not in owners and entry.repository:
+        by = f" quantised by {typed.owner}" if typed.quant else f" from {typed.owner}"
+        return f"{typed.typed[:80]} is not in the index; taken to be {entry.repository}{by}"
+    return ""
+
+
+def _has_tuning(typed: TypedName, entry: Entry) -> bool:
+    """Whether the entry may be what somebody else's repository has: its name says "instruct" if that name does."""
+    if not typed.owner or not entry.repository:
+        return True
+    words = {"instruct", "it", "chat", "thinking"}
+    stated = words.intersection(words_of(typed.plain))
+    return (
+        stated <= set(words_of(entry.repository))
+        or typed.owner.lower() == entry.repository.partition("/")[0].lower()
+    )
+
+
+def _nearest(typed: TypedName, shown: str) -> Match:
+    """The model whose name is nearest, if that is clear. Raises AmbiguousNameError or NotFoundError."""
+    text, misspelt = corrected(typed.plain)
+    if misspelt:
+        for reading in (text, *read_name(text).readings()):
+            for level, spelling in enumerate((reading.lower(), *spellings(reading))):
+                match = _named(spelling, level, None, typed)
+                if match is not None and _has_tuning(typed, match.entry):
+                    score = max(50, 100 - 8 * misspelt)
+                    note = f"understood {shown} as {match.entry.id} ({score} % alike)"
+                    return replace(match, quant=typed.quant, note=note)
+    owner = typed.owner if typed.owner and not typed.is_path else ""
+    answer = meant(text)
+    if answer.taken is not None and _has_tuning(typed, _entry(answer.taken.model.id)):
+        model, score = answer.taken.model, answer.taken.score - 8 * misspelt
+        entry = _entry(model.id)
+        note = f"understood {shown} as {model.id} ({max(50, score)} % alike)"
+        if answer.taken.extra:
+            note = f"{shown} is not in the index; taken to be {model.repository} in another tuning"
+        elif owner or typed.is_path:
+            note = _change(typed, typed.plain, entry) or note
+        return Match(entry=entry, quant=typed.quant, note=note)
+    if answer.choices:
+        raise _ambiguous(
+            typed.typed,
+            [(model.id, model.parameters) for model in answer.choices],
+            most=MOST_CHOICES,
+        )
     raise NotFoundError(
-        f"{whole[:80]!r} is not in the index (edgekit index list shows all models)",
-        candidates=tuple(entry.id for _, entry in ranked[:SHOWN]),
+        f"{shown} is not in the index (edgekit index list shows all models)",
+        candidates=tuple(model.id for model in answer.near[:SHOWN]),
+    )
+
+
+def _entry(model: str) -> Entry:
+    return index_file().entries("WHERE m.id = ?", (model,))[0]
+
+
+def _ambiguous(
+    name: str, models: Iterable[tuple[str, int | None]], *, most: int = SHOWN
+) -> AmbiguousNameError:
+    shown = list(models)[:most]
+    sizes = ", ".join(f"{model} ({size / 1e9:.3g}B)" if size else model for model, size in shown)
+    return AmbiguousNameError(
+        f"{name[:80]!r} matches several models: {sizes}",
+        candidates=tuple(model for model, _ in shown),
     )
 
 
 def _spelled(spelling: str, level: int, index: Index | None) -> list[Entry]:
     """The entries with this spelling, the most used first. Level 0: exact names; 1 to 3: those of `spellings`."""
     if index is None:
-        own = _spelled(spelling, level, Index(entries=users_entries()))
+        users = users_entries()
+        own = _spelled(spelling, level, Index(entries=users)) if users else []
         return own or _spelled_in_file(spelling, level)
     matches = []
     for entry in index.entries:
@@ -161,18 +230,21 @@ def _spelled_in_file(spelling: str, level: int) -> list[Entry]:
         if "/" in spelling:
             exact = file.entries(f"WHERE lower(m.repository) = ? {order}", (spelling,))
             known = None if exact else model_at(spelling)
-            return exact if known is None else file.entries("WHERE m.id = ?", (known[0],))
+            if known is not None:
+                return file.entries("WHERE m.id = ?", (known[0],))
+            if exact:
+                return exact
         exact = file.entries("WHERE m.id = ?", (spelling,))
         if exact:
             return exact
     same = "SELECT model FROM names WHERE spelling = ? AND level "
-    same += "= 0" if level == 0 else "BETWEEN 1 AND ?"
-    values = (spelling,) if level == 0 else (spelling, level)
-    return file.entries(f"WHERE m.id IN ({same}) {order}", values)
-
-
-SAME_SIZE = 1.02  # models whose parameters differ by no more than this factor may be the same model
-FEWER_USES = 2.0  # a model with this much less on the scale of `uses` has less than a hundredth of the other's users
+    if level > 0:
+        same += " BETWEEN 1 AND ? AND (scheme IS NULL OR spelling GLOB '*[0-9]*')"
+        return file.entries(f"WHERE m.id IN ({same}) {order}", (spelling, level))
+    ollama = file.entries(f"WHERE m.id IN ({same} = 0 AND scheme = 'ollama') {order}", (spelling,))
+    if ollama or not any(map(str.isdigit, spelling)):  # "deepseek" is the name of a family
+        return ollama
+    return file.entries(f"WHERE m.id IN ({same} = 0) {order}", (spelling,))
 
 
 def _winner(matches: list[Entry]) -> Entry | None:
@@ -187,134 +259,43 @@ def _is_alike(entry: Entry, other: Entry) -> bool:
     """Whether both need the same memory: the same geometry, or the same architecture and about as many parameters."""
     if entry.geometry is not None and entry.geometry == other.geometry:
         return True
-    if not entry.parameters or not other.parameters or entry.architecture != other.architecture:
+    names = {
+        spellings(re.sub(r"-\d{4}$", "", item.repository or item.id))[1] for item in (entry, other)
+    }
+    if not entry.parameters or not other.parameters:
+        return len(names) == 1
+    if entry.architecture != other.architecture:
         return False
-    return max(entry.parameters, other.parameters) <= SAME_SIZE * min(
-        entry.parameters, other.parameters
-    )
-
-
-def near_entries(name: str, index: Index | None = None) -> list[tuple[int, Entry]]:
-    """The entries whose names are like this one, with the likeness in percent, the best first."""
-    typed = _words(name)
-    if not typed:
-        return []
-    entries = index_entries() if index is None else index.entries
-    scored = []
-    for entry in entries:
-        known = (entry.id, (entry.repository or "").rpartition("/")[2])
-        score = max(_likeness(typed, _words(text)) for text in known)
-        if score >= LEAST_LIKE:
-            scored.append((score, entry))
-    return sorted(scored, key=lambda pair: (-pair[0], -pair[1].uses, pair[1].id))
-
-
-LEAST_LIKE = 50  # percent; less is not worth showing
-CLEARLY_LIKE = 80  # percent; a model that is this much alike, and alone, is taken
-
-
-def _is_clear(ranked: list[tuple[int, Entry]]) -> bool:
-    """Whether the first is so much more alike, or so much more used, than every other shape that it can be taken."""
-    score, best = ranked[0]
-    if score < CLEARLY_LIKE:
-        return False
-    return all(
-        _is_alike(best, entry) or other <= score - 10 or entry.uses <= best.uses - FEWER_USES
-        for other, entry in ranked[1:]
-    )
-
-
-_SIZE_WORD = re.compile(r"(?:\d+x)?[ae]?\d+(?:\.\d+)?[bmt]")
-_DATE_WORD = re.compile(r"(?:20)?\d{4}|v\d+(?:\.\d+)*|\d+(?:\.\d+)*")
-# Words that people leave out, or add, without meaning another model.
-_MINOR_WORDS = frozenset({
-    "instruct", "it", "chat", "hf", "gguf", "latest", "model", "preview", "meta", "mistralai", "google", "nvidia",
-    "distill", "qwen", "llama", "text", "mlx", "bf16", "base",
-})  # fmt: skip
-
-
-@lru_cache(maxsize=16_384)
-def _words(name: str) -> tuple[str, ...]:
-    """The parts of a name: 'DeepSeek-R1-Distill-Qwen-32B' -> deepseek, r, 1, distill, qwen, 32b."""
-    words = []
-    for word in _WORDS.findall(name.rstrip("/").rpartition("/")[2][:_LONGEST].lower()):
-        if _SIZE_WORD.fullmatch(word):
-            words.append(word)
-        else:
-            words += _PARTS.findall(word)
-    return tuple(words)
-
-
-def _likeness(typed: tuple[str, ...], known: tuple[str, ...]) -> int:
-    """How much alike two names are, in percent: what people leave out costs little, what they add or mistype more."""
-    left = list(known)
-    score = 100.0
-    for word in typed:
-        if word in left:
-            left.remove(word)
-            continue
-        if _SIZE_WORD.fullmatch(word):
-            return 0  # of another size
-        if word[0].isdigit():
-            score -= 40  # of another version
-            continue
-        close = next((other for other in left if _is_typo(word, other)), None)
-        if close is None:
-            score -= 5 if word in _MINOR_WORDS else 45
-        else:
-            left.remove(close)
-            score -= 8
-        if score < LEAST_LIKE:
-            return 0
-    for word in left:
-        if word in _MINOR_WORDS:
-            score -= 1
-        elif _SIZE_WORD.fullmatch(word):
-            score -= 3 if word[0] in "ae" else 8
-        elif _DATE_WORD.fullmatch(word):
-            score -= 4
-        else:
-            score -= 12
-    return max(0, round(score))
-
-
-def _is_typo(word: str, other: str) -> bool:
-    """Whether the words differ by one letter added, left out, changed or swapped with its neighbour."""
-    if abs(len(word) - len(other)) > 1 or min(len(word), len(other)) < 3 or other[0].isdigit():
-        return False
-    start = next(
-        (i for i, (a, b) in enumerate(zip(word, other, strict=False)) if a != b),
-        min(len(word), len(other)),
-    )
-    rest, other_rest = word[start:], other[start:]
-    return (
-        rest[1:] == other_rest[1:]
-        or rest[1:] == other_rest
-        or rest == other_rest[1:]
-        or (rest[:2] == other_rest[:2][::-1] and rest[2:] == other_rest[2:])
-    )
+    factor = RENAMED_SIZE if len(names) == 1 else SAME_SIZE
+    sizes = entry.parameters, other.parameters
+    return max(sizes) <= factor * min(sizes)
 
 
 def near_ids(name: str) -> tuple[str, ...]:
     """The ids of the models whose names are most like this one."""
-    return tuple(entry.id for _, entry in near_entries(name)[:SHOWN])
+    answer = meant(corrected(read_name(name).plain)[0])
+    first = (answer.taken.model,) if answer.taken is not None else answer.choices
+    ids = dict.fromkeys(model.id for model in (*first, *answer.near))
+    return tuple(ids)[:SHOWN]
 
 
 def entry_named(name: str, *, absolute: bool) -> Match | None:
-    """What a name means; None for a path, even a missing one, a URL outside the hub, and a name that nothing has.
+    """What a name means; None for a URL outside the hub, and a name that nothing has.
 
-    Raises NotFoundError with the candidates for a name that several different models have.
+    A path is not looked for: it means the model that its file name states. Raises AmbiguousNameError with the
+    candidates for a name that several different models have.
     """
+    typed = read_name(name)
     try:
-        is_file = "/" not in name and "://" not in name and name.lower().endswith(MODEL_SUFFIXES)
-        if (is_file and not name.lower().endswith(".gguf")) or path_of(
-            name, absolute_only=absolute
-        ) is not None:
+        if "://" in name and not typed.is_address and hub_model_of(name) is None:
             return None
-        if "://" in name and hub_model_of(name) is None and not name.startswith("ollama://"):
+        is_model = typed.quant is not None or re.search(r"\.gguf$|models--", name, re.IGNORECASE)
+        if not is_model and is_path(name, absolute=absolute):
             return None
-        match = find_model(name.removeprefix("ollama://"))
+        match = find_model(name)
     except AmbiguousNameError:
+        if typed.is_path:
+            return None
         raise
     except (NotFoundError, UsageError, ValueError):  # ValueError: a NUL in the name
         return None
@@ -323,6 +304,19 @@ def entry_named(name: str, *, absolute: bool) -> Match | None:
     if entry.is_users and may_be_elsewhere(name) and split_quant(name.lower())[0] not in exact:
         return None  # a hub id never means a user's model with a similar name
     return match
+
+
+def is_path(name: str, *, absolute: bool = False) -> bool:
+    """Whether the name is spelled as a file or folder on some machine, and cannot be one on the hub."""
+    is_file = read_name(name).is_path or path_of(name, absolute_only=absolute) is not None
+    return is_file and hub_model_of(name) is None
+
+
+def is_folder_here(name: str, *, absolute: bool) -> bool:
+    """Whether the folder of a path is on this machine: then the file's name was mistyped. Not for a bare file name."""
+    path = expand_home(name)
+    has_folder = os.sep in name and (path.is_absolute() or not absolute)
+    return has_folder and path.parent.is_dir()
 
 
 def may_be_elsewhere(name: str) -> bool:

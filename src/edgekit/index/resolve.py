@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from edgekit.errors import (
+    AmbiguousNameError,
     NotFoundError,
     PrivateAddressError,
     RemoteAccessError,
     RemoteInspectError,
     RemoteNotFoundError,
+    UsageError,
 )
 from edgekit.sources.local import is_here
 
@@ -52,7 +54,9 @@ def resolve(
     A name of the index may have any spelling and may include a quantisation: "Gemma 3 27B", qwen3-8b:Q8_0. A model of
     that name that another program stored on this machine takes precedence. Models that the user added to the index are
     read from their source. A hub id or an Ollama tag is looked up there; if that cannot be read, the index answers, and
-    `from_index` says why. `absolute`: only absolute paths are paths. Raises EdgekitError.
+    `from_index` says why. So it does for a file of a model that it knows, if not even the file's folder is on this
+    machine. `absolute`: only absolute paths are paths. Raises EdgekitError, and AmbiguousNameError with the candidates
+    for a name that several models have.
     """
     name = os.fspath(reference)
     if is_here(name, absolute_only=absolute):
@@ -61,13 +65,29 @@ def resolve(
 
     prefix = next((word for word in _PREFIXES if name.lower().startswith(word)), "")
     name = name[len(prefix) :]
-    match = names.find_model(name) if prefix else names.entry_named(name, absolute=absolute)
+    match, ambiguous = None, None
+    try:
+        match = names.find_model(name) if prefix else names.entry_named(name, absolute=absolute)
+    except AmbiguousNameError as error:
+        if prefix:
+            raise
+        ambiguous = error
     if match is None:
         try:
             return Resolved(name=name, found=read(name))
         except (NotFoundError, RemoteInspectError) as error:
+            if ambiguous is not None:
+                raise ambiguous from error
             raise names.with_near(error, name) from error
     entry = match.entry
+    if not prefix and names.is_path(name, absolute=absolute):
+        try:
+            return Resolved(name=name, found=read(name))
+        except (NotFoundError, RemoteNotFoundError, UsageError) as error:
+            if getattr(error, "candidates", ()) or names.is_folder_here(name, absolute=absolute):
+                raise
+            reason = f"{name[-80:]} is not on this machine"
+            return Resolved(name=name, entry=entry, quant=match.quant, from_index=reason)
     notes = (match.note,) if match.note else ()
     resolved: Resolved[Read] = Resolved(name=name, entry=entry, quant=match.quant, notes=notes)
     if not entry.is_users and (prefix or names.is_catalog_first(name, match, absolute=absolute)):

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.recorded import DATA
 
-from edgekit.errors import NotFoundError
+from edgekit.errors import AmbiguousNameError, NotFoundError
 from edgekit.index import read_index
-from edgekit.index.names import family_of, find_entry, id_of, split_quant
+from edgekit.index.names import (
+    entry_named,
+    family_of,
+    find_entry,
+    find_model,
+    id_of,
+    spellings,
+    split_quant,
+)
 from edgekit.index.records import is_id
+from edgekit.index.repositories import repositories_of
+from edgekit.index.typed import quants_in
+from edgekit.index.types import Index
 
 
 @pytest.mark.parametrize(
@@ -80,15 +98,32 @@ def test_find_entry_knows_common_spellings(name: str, entry: str) -> None:
     assert find_entry(name).id == entry
 
 
-def test_find_entry_accepts_spaces_capitals_and_underscores() -> None:
-    catalog = read_index()
-    for entry in catalog.entries:
-        for name in (entry.id.replace("-", " ").upper(), entry.id.replace("-", "_")):
-            assert find_entry(name, catalog) is entry
+def test_find_entry_accepts_capitals_and_underscores() -> None:
+    """Of models with a spelling of their own: equal ones mean the most used."""
+    index = read_index()
+    spelt = Counter(spellings(entry.id.partition("@")[0])[0] for entry in index.entries)
+    for entry in index.entries:
+        is_plain = "@" not in entry.id and not quants_in(entry.id)
+        if is_plain and spelt[spellings(entry.id)[0]] == 1:
+            assert find_entry(entry.id.upper(), index).id == entry.id
+            assert find_entry(entry.id.replace("-", "_"), index).id == entry.id
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3", "gpt-oss", "Qwen3-30B-A3B-Instruct-2508", "Qwen3-8B-AWQ", "", "/"]
+    "name",
+    [
+        "Qwen3-30B-A3B-Instruct-2508",  # another date
+        "GLM-4.6-Air",  # there are GLM-4.5-Air and GLM-4.6
+        "Qwen 3.7",
+        "qwen3-8b-lora",
+        "Qwen2.5-0.5B-Instruct-draft",
+        "Qwen3 16B",
+        "Claude Sonnet 4.5",
+        "gpt-4o mini",
+        "model.gguf",
+        "",
+        "/",
+    ],
 )
 def test_find_entry_does_not_guess_another_model(name: str) -> None:
     with pytest.raises(NotFoundError):
@@ -104,10 +139,21 @@ def test_find_entry_of_an_impossible_name_is_not_found(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "similar"),
     [
-        ("gpt oss", {"gpt-oss-20b", "gpt-oss-120b"}),
-        ("qwen3-9b", {"qwen3-8b"}),
-        ("meta/lama-3.1-8b", {"llama-3.1-8b"}),
+        ("Qwen2.5-VL", {"qwen2.5-vl-7b-instruct", "qwen2.5-vl-72b-instruct"}),
+        ("gemma 3n", {"gemma-3n-e4b-it", "gemma-3n-e2b-it"}),
+        ("gemma 27b", {"gemma-3-27b", "gemma-2-27b-it"}),
+        ("Mixtral", {"mixtral-8x7b", "mixtral-8x22b-instruct-v0.1"}),
     ],
+)
+def test_find_entry_of_a_family_names_its_sizes(name: str, similar: set[str]) -> None:
+    with pytest.raises(AmbiguousNameError, match=r"matches several models: .*\(\d.*B\)") as caught:
+        find_entry(name)
+    assert similar <= set(caught.value.candidates)
+
+
+@pytest.mark.parametrize(
+    ("name", "similar"),
+    [("qwen3-9b", {"qwen3-8b"}), ("Llama 3.2 8B", {"llama-3.1-8b"})],
 )
 def test_find_entry_suggests_similar_ids(name: str, similar: set[str]) -> None:
     with pytest.raises(NotFoundError) as caught:
@@ -115,10 +161,72 @@ def test_find_entry_suggests_similar_ids(name: str, similar: set[str]) -> None:
     assert similar <= set(caught.value.candidates)
 
 
-def test_find_entry_suggests_the_most_similar_id_first() -> None:
+def test_find_entry_suggests_the_nearest_size_first() -> None:
     with pytest.raises(NotFoundError) as caught:
         find_entry("gemma-3-28b")
     assert caught.value.candidates[0] == "gemma-3-27b"
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "note"),
+    [
+        ("lama 3.1 8b", "llama-3.1-8b", "understood 'lama 3.1 8b' as llama-3.1-8b (92 % alike)"),
+        ("llama 70b", "llama-3.3-70b", "understood 'llama 70b' as llama-3.3-70b (95 % alike)"),
+        ("qwen3-8b", "qwen3-8b", ""),
+        ("somebody/Qwen3-8B-AWQ", "qwen3-8b", "taken to be Qwen/Qwen3-8B quantised by somebody"),
+        ("Qwen3-8B-Uncensored", "qwen3-8b", "taken to be qwen3-8b, of the same shape (uncensored)"),
+        ("Qwen3-8B-Q4_K_M.gguf", "qwen3-8b", "is not a file on this machine"),
+    ],
+)
+def test_find_model_notes_what_a_name_was_taken_for(name: str, entry: str, note: str) -> None:
+    match = find_model(name)
+    assert match.entry.id == entry
+    assert note in match.note if note else not match.note
+
+
+def test_find_model_of_an_index_takes_no_similar_name() -> None:
+    index = Index(entries=(find_entry("qwen3-8b"),))
+    assert find_model("Qwen 3 8B", index).entry.id == "qwen3-8b"
+    with pytest.raises(NotFoundError):
+        find_model("qwn3-8b", index)
+
+
+def _is_right(row: Mapping[str, Any]) -> bool:
+    """Whether a typed name is understood as expected. Asking back is right where the name is ambiguous."""
+    expected = row["expect"]
+    try:
+        match = entry_named(row["typed"], absolute=True)
+    except AmbiguousNameError:
+        return "ambiguous" in expected or row.get("ask_ok", False)
+    if match is None:
+        return "models" not in expected or row.get("ask_ok", False)
+    names = {row.name.lower() for row in repositories_of(match.entry.id)}
+    names.add((match.entry.repository or "").lower())
+    quants = {str(quant).lower() for quant in (expected.get("quant"), *row.get("quant_also", ()))}
+    is_model = bool(names.intersection(name.lower() for name in expected.get("models", ())))
+    return is_model and str(match.quant).lower() in quants
+
+
+def _is_wrong(row: Mapping[str, Any]) -> bool:
+    """Whether another model is taken, or one of several."""
+    try:
+        return not _is_right(row) and entry_named(row["typed"], absolute=True) is not None
+    except AmbiguousNameError:
+        return False
+
+
+def test_names_as_people_type_them() -> None:
+    """300 names from public threads: 274 were understood when this was written, and 3 were guessed or wrong.
+
+    The others are not in the index, or answered with a question.
+    """
+    with gzip.open(DATA / "typed_names.jsonl.gz", "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    assert len(rows) == 300
+    assert [row["typed"] for row in rows if row["right"] and not _is_right(row)] == []
+    wrong = {row["typed"] for row in rows if _is_wrong(row)}
+    assert wrong <= {"DeepSeek-Coder-V2", "DeepSeek V4", "Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf"}
+    assert sum(map(_is_right, rows)) >= 268
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,547 @@
+"""Finds the models whose names are nearly what somebody typed, and says when several could be meant.
+
+A name is compared word by word. Every typed word must be in the model's name, except words that say nothing about the
+shape ("instruct", a publisher). Words of the model's name that were not typed cost points: few for a release date, more
+for a size, most for a word that makes another model of it ("coder", "vl").
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
+
+from edgekit.index.database import index_file
+from edgekit.index.typed import TUNED_WORDS
+
+if TYPE_CHECKING:
+    from edgekit.index.database import IndexFile
+
+MAX_WORDS = 24  # of a name; the longest on the hub have about 20
+SHOWN = 50  # models in one answer
+
+# -- words ---------------------------------------------------------------------------------------
+
+_SIZE = r"(?:\d+x)?e?\d+(?:\.\d+)?[bmt]"
+_WORD = re.compile(
+    rf"(?:a\d+(?:\.\d+)?[bm]|{_SIZE})(?![a-z])|\d+[ke](?![a-z0-9])|\d+(?:\.\d+)*|[a-z]+"
+)
+_IS_SIZE = re.compile(_SIZE)
+_IS_ACTIVE = re.compile(r"a\d+(?:\.\d+)?[bm]")
+_IS_CONTEXT = re.compile(r"\d+k|[1-9]m|10m|\d+e")  # 128k, 1m; 16e: the number of experts
+_IS_DATE = re.compile(r"\d{4}|0\d+")  # 2507, 08, v02
+# Words that stand for a size.
+SIZE_WORDS = frozenset({
+    "mini", "small", "medium", "large", "nano", "super", "ultra", "tiny", "micro", "lite", "flash", "pro",
+    "max", "scout", "maverick", "air", "plus", "xs", "xl", "s", "m", "l",
+})  # fmt: skip
+_SIZE_LETTERS = {"large": "l", "medium": "m", "small": "s"}
+# Words that people leave out, or add, without meaning another model.
+_MINOR_WORDS = frozenset({
+    "instruct", "it", "chat", "hf", "gguf", "latest", "model", "models", "preview", "text", "mlx",
+    "transformers", "llm", "bf", "experimental", "exp", "the", "dense", "moe", "version", "cloud", "ai", "dpo",
+    "sft", "local", "alpha", "beta", "en",
+}) | TUNED_WORDS  # fmt: skip
+_BASE_WORDS = frozenset({"base", "pt", "pretrained", "pretrain", "foundation"})
+# Words for something else than a tuned model: it has other tensors.
+_OTHER_SHAPES = frozenset({
+    "draft", "drafter", "speculator", "lora", "qlora", "adapter", "eagle", "medusa", "mmproj", "projector",
+    "reap", "pruned", "prune", "vocab", "tokenizer", "encoder", "decoder", "merge", "merged", "moe", "upscaled",
+    "frankenmerge", "dflash", "reward", "classifier", "embed", "embedding", "rerank", "reranker", "vision",
+    "audio", "tts", "asr", "turbo",
+})  # fmt: skip
+# Families whose names are also put into the names of models made from them, and publishers.
+_FAMILY_WORDS = frozenset({
+    "qwen", "llama", "mistral", "gemma", "phi", "distill", "meta", "google", "alibaba", "nvidia", "ibm",
+    "microsoft", "openai", "mistralai", "facebook", "cohere", "ca", "c", "zai", "zhipu", "snowflake",
+    "deepseek",
+})  # fmt: skip
+
+
+@lru_cache(maxsize=16_384)
+def words_of(name: str) -> tuple[str, ...]:
+    """The parts of a name in lower case: 'DeepSeek-R1-Distill-Qwen-32B' -> deepseek, r, 1, distill, qwen, 32b.
+
+    >>> words_of("Qwen1_5-0_5b v2.0")
+    ('qwen', '1.5', '0.5b', '2')
+    """
+    text = name[:400] if name.isascii() else unicodedata.normalize("NFKC", name[:400])
+    text = text.lower().replace("'s ", " ")
+    if "_" in text:
+        text = re.sub(r"(?<=\d)_(?=\d)", ".", text)
+    if "*" in text or "x" in text:
+        text = re.sub(r"(?<![\d.])(\d+(?:\.\d+)?b) ?[*x] ?(\d+)(?!\w)", r"\2x\1", text)
+    if "v" in text:
+        text = re.sub(r"(?<![a-z0-9])v(?=\d)", "", text)
+    words = []
+    for match in _WORD.finditer(text):
+        word = match[0]
+        if word.endswith(".0"):
+            word = word.removesuffix(".0")
+        words.append(word)
+    return tuple(words[:MAX_WORDS])
+
+
+def is_size(word: str) -> bool:
+    return _IS_SIZE.fullmatch(word) is not None and _IS_CONTEXT.fullmatch(word) is None
+
+
+def _billions(word: str) -> float:
+    """The size that a word states: '30b' -> 30, '8x7b' -> 0 (experts share weights)."""
+    match = re.fullmatch(r"[ae]?(\d+(?:\.\d+)?)([bmt])", word)
+    if match is None:
+        return 0.0
+    return float(match[1]) * {"b": 1.0, "m": 1e-3, "t": 1e3}[match[2]]
+
+
+# -- the models ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """What is needed of a model to compare its name."""
+
+    id: str
+    repository: str
+    parameters: int | None
+    active: int | None
+    architecture: str
+    geometry: int | None
+    uses: float
+    answers: bool  # not a base model
+    names: tuple[tuple[str, ...], ...] = field(repr=False)  # the words of its id and repository
+    owner: frozenset[str] = field(repr=False)
+
+    @property
+    def shape_words(self) -> frozenset[str]:
+        """The words that decide what is meant: without dates, tuning and publisher."""
+        return frozenset(
+            word
+            for word in self.names[0]
+            if word not in _MINOR_WORDS
+            and word not in _BASE_WORDS
+            and not _IS_DATE.fullmatch(word)
+            and not _IS_CONTEXT.fullmatch(word)
+            and not _IS_ACTIVE.fullmatch(word)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameTable:
+    """The names of all models, prepared for comparisons."""
+
+    models: tuple[NamedModel, ...]
+    with_word: dict[str, list[int]]  # word -> models
+    vocabulary: Counter[str]  # words of letters, with the number of models
+
+
+@cache
+def _table_of(file: IndexFile) -> NameTable:
+    models: list[NamedModel] = []
+    with_word: dict[str, list[int]] = {}
+    vocabulary: Counter[str] = Counter()
+    query = (
+        "SELECT id, repository, parameters, active_parameters, architecture, geometry, uses, kinds FROM models "
+        "ORDER BY uses DESC, id"
+    )
+    for name, repository, parameters, active, architecture, geometry, uses, kinds in file.rows(query):  # fmt: skip
+        owner, _, own_name = (repository or "").partition("/")
+        texts = dict.fromkeys(((own_name or name).lower(), name.partition("@")[0]))
+        names = dict.fromkeys(map(words_of, texts))
+        model = NamedModel(
+            id=name,
+            repository=repository or "",
+            parameters=parameters,
+            active=active,
+            architecture=architecture or "",
+            geometry=geometry,
+            uses=uses or 0.0,
+            answers=bool(kinds),
+            names=tuple(words for words in names if words),
+            owner=frozenset(re.findall("[a-z]+", owner.lower())),
+        )
+        if not model.names:
+            continue
+        every_word = {word for words in model.names for word in words}
+        for word in every_word:
+            with_word.setdefault(word, []).append(len(models))
+        vocabulary.update(word for word in every_word if word.isalpha())
+        models.append(model)
+    return NameTable(models=tuple(models), with_word=with_word, vocabulary=vocabulary)
+
+
+def name_table() -> NameTable:
+    return _table_of(index_file())
+
+
+SAME_SIZE = 1.02  # models whose parameters differ by no more than this factor may be the same model
+RENAMED_SIZE = (
+    1.05  # and models of one name with different dates: with layers for drafting, or without
+)
+FEWER_USES = 2.0  # a model with this much less on the scale of `uses` has less than a hundredth of the other's users
+
+
+def is_alike(model: NamedModel, other: NamedModel) -> bool:
+    """Whether both need the same memory: equal geometry, or equal names and sizes, or architecture and size."""
+    if model.id == other.id:
+        return True
+    if model.geometry is not None and model.geometry == other.geometry:
+        return True
+    same_words = model.shape_words == other.shape_words
+    if not model.parameters or not other.parameters:
+        return same_words
+    architectures = {model.architecture, other.architecture} - {""}
+    if not same_words and len(architectures) > 1:
+        return False
+    factor = RENAMED_SIZE if same_words else SAME_SIZE
+    return max(model.parameters, other.parameters) <= factor * min(model.parameters, other.parameters)  # fmt: skip
+
+
+# -- likeness ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Likeness:
+    """How much like the typed name a model's name is."""
+
+    model: NamedModel
+    score: int  # percent
+    extra: tuple[str, ...] = ()  # typed words that its name does not have
+    is_another: bool = (
+        False  # of another size or version, or with words that make another model of it
+    )
+    lacks_size: bool = False  # its name states a size, which was not typed
+    lacks_version: bool = False
+
+
+def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> Likeness:
+    """How well the typed words match one name of a model."""
+    left = list(known)
+    cost, extra, is_another = 0.0, [], False
+    has_size = any(map(is_size, typed))
+    for word in typed:
+        if word in left:
+            left.remove(word)
+        elif _IS_ACTIVE.fullmatch(word):
+            if any(map(_IS_ACTIVE.fullmatch, left)) or not _is_about(word, model.active, 0.25):
+                is_another = True
+            cost += 2
+        elif is_size(word):
+            if f"e{word}" in left:
+                left.remove(f"e{word}")
+                cost += 3
+            elif any(map(is_size, left)) or not _is_about(word, model.parameters, 0.05):
+                cost, is_another = cost + _size_cost(word, model.parameters), True
+        elif word[0].isdigit():
+            if f"{word}b" in left and not has_size:
+                left.remove(f"{word}b")
+                cost += 4
+            elif _IS_CONTEXT.fullmatch(word):
+                cost, is_another = cost + 10, True
+            else:
+                cost, is_another = cost + 30, True
+        else:
+            close = _SIZE_LETTERS.get(word, "")
+            if close not in left:
+                close = next((other for other in left if _is_form(word, other)), "")
+            if close:
+                left.remove(close)
+                cost += 2
+            elif word in _MINOR_WORDS or word in _BASE_WORDS or word in model.owner:
+                cost += 1
+            else:
+                cost += 25 if len(word) > 1 else 12
+                extra.append(word)
+    missing = [_missing(word, model) for word in left]
+    lacks = {word.kind for word in missing}
+    cost += sum(word.cost for word in missing)
+    return Likeness(
+        model=model,
+        score=max(0, round(100 - cost)),
+        extra=tuple(extra),
+        is_another=is_another or "variant" in lacks,
+        lacks_size="size" in lacks,
+        lacks_version="version" in lacks,
+    )
+
+
+def _size_cost(word: str, parameters: int | None) -> float:
+    """More for a size that is further away: 28b is nearer to 27b than to 12b."""
+    size = _billions(word)
+    if not parameters or not size:
+        return 35
+    return 20 + min(15, 15 * abs(math.log2(parameters / 1e9 / size)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Missing:
+    """What it means that a word of a model's name was not typed."""
+
+    cost: int
+    kind: str = (
+        ""  # "size", "version" (from 2 on: people leave out the first), "variant": another model
+    )
+
+
+def _missing(word: str, model: NamedModel) -> _Missing:
+    if word in _BASE_WORDS or _IS_DATE.fullmatch(word) or _IS_CONTEXT.fullmatch(word):
+        return _Missing(cost=2)
+    if word in TUNED_WORDS:
+        return _Missing(cost=12, kind="variant")
+    if word in _MINOR_WORDS or word in model.owner or _IS_ACTIVE.fullmatch(word):
+        return _Missing(cost=1)
+    if word in _FAMILY_WORDS:
+        return _Missing(cost=3)
+    if is_size(word) or word in SIZE_WORDS:
+        return _Missing(cost=8, kind="size")
+    number = re.match(r"\d+(?:\.\d+)?", word)
+    if number is not None:
+        return _Missing(cost=5, kind="version" if float(number[0]) >= 2 else "")
+    return _Missing(cost=4) if len(word) == 1 else _Missing(cost=14, kind="variant")
+
+
+def _is_about(word: str, parameters: int | None, share: float) -> bool:
+    """Whether a model of this many parameters may be called so."""
+    size = _billions(word)
+    if parameters is None:
+        return word.startswith("a")
+    return size > 0 and abs(parameters / 1e9 - size) <= max(share * size, 0.5 if size >= 5 else 0.05)  # fmt: skip
+
+
+def _is_form(word: str, other: str) -> bool:
+    """Whether the words are forms of one: rerank, reranker; embed, embedding."""
+    if word[:5] != other[:5] or min(len(word), len(other)) < 5 or abs(len(word) - len(other)) > 3:
+        return False
+    return word.startswith(other) or other.startswith(word)
+
+
+LEAST_LIKE = 45  # percent; less is not worth showing
+
+
+def similar(name: str) -> list[Likeness]:
+    """The models whose names are like this one, the best first."""
+    table = name_table()
+    best: dict[int, Likeness] = {}
+    for typed in _variants(words_of(name), table):
+        letters = [word for word in typed if word.isalpha() and word not in _MINOR_WORDS]
+        rows: Counter[int] = Counter()
+        for word in letters:
+            for form in (word, *_forms(word, table)):
+                rows.update(table.with_word.get(form, ()))
+        least = max(rows.values(), default=0) / 2
+        for row, shared in rows.items():
+            if shared < least:
+                continue
+            model = table.models[row]
+            for known in model.names:
+                likeness = _compare(typed, known, model)
+                if row not in best or likeness.score > best[row].score:
+                    best[row] = likeness
+    found = [likeness for likeness in best.values() if likeness.score >= LEAST_LIKE]
+    return sorted(found, key=lambda item: (-item.score, -item.model.uses, item.model.id))[:SHOWN]
+
+
+def _forms(word: str, table: NameTable) -> tuple[str, ...]:
+    """Other forms of the word in the names of models."""
+    if len(word) < 5:
+        return ()
+    return tuple(other for other in table.vocabulary if other != word and _is_form(word, other))
+
+
+def _variants(typed: tuple[str, ...], table: NameTable) -> Iterable[tuple[str, ...]]:
+    """The words, and with words split or joined as the names of models have them: gptoss, 'code llama'."""
+    variants = [typed]
+    split: list[str] = []
+    for word in typed:
+        cut = 0
+        if word.isalpha() and word not in table.vocabulary and 5 <= len(word) <= 24:
+            cut = max(
+                (
+                    i
+                    for i in range(2, len(word) - 1)
+                    if table.vocabulary[word[:i]] > 1 and table.vocabulary[word[i:]] > 1
+                ),
+                key=lambda i: table.vocabulary[word[:i]] + table.vocabulary[word[i:]],
+                default=0,
+            )
+        split += [word[:cut], word[cut:]] if cut else [word]
+    variants.append(tuple(split))
+    if "mistral" in typed and any(re.fullmatch(r"\d+x\d+b", word) for word in typed):
+        # Mistral's mixtures of experts are called Mixtral
+        variants.append(tuple("mixtral" if word == "mistral" else word for word in typed))
+    for i in range(len(typed) - 1):
+        joined = typed[i] + typed[i + 1]
+        if re.fullmatch(r"\d\d", joined) and f"{typed[i]}.{typed[i + 1]}" in table.with_word:
+            variants.append((*typed[:i], f"{typed[i]}.{typed[i + 1]}", *typed[i + 2 :]))
+        if typed[i].isalpha() and joined in table.vocabulary:
+            variants.append((*typed[:i], joined, *typed[i + 2 :]))
+    return dict.fromkeys(variants)
+
+
+# -- typing errors -------------------------------------------------------------------------------
+
+
+def corrected(name: str) -> tuple[str, int]:
+    """The name with misspelt words replaced by words of models' names, and the number of words that were.
+
+    A word is replaced if exactly one word is nearest, with at most one letter wrong, or two in long words.
+    """
+    table = name_table()
+    changed = 0
+    words = words_of(name)
+    joined = {
+        word for a, b in itertools.pairwise(words) if a + b in table.vocabulary for word in (a, b)
+    }
+
+    def correct(match: re.Match[str]) -> str:
+        nonlocal changed
+        word = match[0].lower()
+        if (
+            len(word) < 3
+            or len(word) > 24
+            or word in table.vocabulary
+            or word in _MINOR_WORDS
+            or word in joined
+        ):
+            return match[0]
+        best = _nearest(word, table)
+        changed += best is not None
+        return best or match[0]
+
+    text = re.sub(r"[A-Za-z]+", correct, unicodedata.normalize("NFKC", name))
+    return text, changed
+
+
+def _nearest(word: str, table: NameTable) -> str | None:
+    """The word of models' names that is the nearest; None if none is near, or several are equally near and common."""
+    most = 1 if len(word) < 8 else 2
+    near: dict[int, list[str]] = {}
+    letters = set(word)
+    for other, count in table.vocabulary.items():
+        if len(other) < 4 or abs(len(other) - len(word)) > most:
+            continue
+        if other[0] != word[0] and other[-1] != word[-1]:
+            continue
+        if len(letters.symmetric_difference(other)) > 2 * most:
+            continue
+        if count > 1 or len(other) > 5:
+            edits = _edits(word, other, most)
+            if edits <= most:
+                near.setdefault(edits, []).append(other)
+    for edits in sorted(near):
+        ranked = sorted(near[edits], key=lambda other: -table.vocabulary[other])
+        if len(ranked) == 1 or table.vocabulary[ranked[0]] >= 4 * table.vocabulary[ranked[1]]:
+            return ranked[0]
+        return None
+    return None
+
+
+def _edits(word: str, other: str, most: int) -> int:
+    """Letters added, left out, changed or swapped between two words; any number above `most` if there are more."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(word, 1):
+        after = [i]
+        for j, b in enumerate(other, 1):
+            edits = min(row[j] + 1, after[j - 1] + 1, row[j - 1] + (a != b))
+            if before and j > 1 and a == other[j - 2] and word[i - 2] == b:
+                edits = min(edits, before[j - 2] + 1)
+            after.append(edits)
+        if min(after) > most:
+            return most + 1
+        before, row = row, after
+    return row[-1]
+
+
+# -- decisions -----------------------------------------------------------------------------------
+
+CLEARLY_LIKE = 75  # percent; a model that is this much alike, and alone, is taken
+SAME_SCORE = 8  # percent; a difference that says less than how much the models are used
+WELL_KNOWN = 9.0  # uses of a model that is meant by a name without its version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meant:
+    """What a name that no model has may mean."""
+
+    taken: Likeness | None = None
+    choices: tuple[NamedModel, ...] = ()  # several models of different shapes fit equally well
+    near: tuple[NamedModel, ...] = ()  # otherwise: the most similar ones
+
+
+def meant(name: str) -> Meant:
+    """The model that a name which no model has means, if that is clear; else those it may mean."""
+    ranked = similar(name)
+    near = tuple(item.model for item in ranked)
+    typed = words_of(name)
+    fitting = [item for item in ranked if not item.extra and not item.is_another]
+    if not fitting:
+        tuned = _tuned(typed, ranked)
+        return Meant(taken=tuned, near=near)
+    best = fitting[0]
+    group = [item for item in fitting if item.score >= best.score - (25 if best.lacks_size else 20)]
+    wants_base = any(word in _BASE_WORDS for word in typed)
+    margin = SAME_SCORE if best.score < 100 else 3
+    top = max(
+        (item for item in group if item.score >= best.score - margin), key=lambda i: i.model.uses
+    )
+    first = max(
+        (item for item in group if item is top or is_alike(item.model, top.model)),
+        key=lambda item: (item.model.answers != wants_base, item.model.uses),
+    )
+    others = [item for item in group if not is_alike(item.model, first.model)]
+    if not others:
+        least = WELL_KNOWN if any(map(is_size, typed)) else WELL_KNOWN / 2
+        is_known = not first.lacks_version or first.model.uses >= least
+        is_clear = is_known and first.score >= CLEARLY_LIKE
+        return Meant(taken=first if is_clear else None, near=near)
+    is_clear = not best.lacks_size and all(_is_less(item, first) for item in others)
+    if is_clear and first.score >= CLEARLY_LIKE and first.model.uses >= WELL_KNOWN:
+        return Meant(taken=first, near=near)
+    return Meant(choices=_distinct(group), near=near)
+
+
+def _is_less(other: Likeness, first: Likeness) -> bool:
+    """Whether the other is so much less used, or so much less alike, that the first is meant."""
+    if other.model.uses <= first.model.uses - FEWER_USES:
+        return other.score <= first.score + SAME_SCORE
+    return other.score <= first.score - 10 and other.model.uses <= first.model.uses + 1
+
+
+def _distinct(group: Sequence[Likeness]) -> tuple[NamedModel, ...]:
+    """One model of each name and shape, the most used first."""
+    chosen: list[NamedModel] = []
+    for item in sorted(group, key=lambda item: (-item.model.uses, item.model.id)):
+        if not any(
+            item.model.shape_words == other.shape_words and is_alike(item.model, other)
+            for other in chosen
+        ):
+            chosen.append(item.model)
+    return tuple(chosen)
+
+
+def _tuned(typed: Sequence[str], ranked: Sequence[Likeness]) -> Likeness | None:
+    """A model of which the typed name is plainly another tuning: 'Qwen3.6-35B-A3B-Aggressive'.
+
+    The name starts with the model's own, size and all, and goes on with words that no model of the index has.
+    """
+    vocabulary = name_table().vocabulary
+    for item in ranked:
+        known = item.model.names[0]
+        own = [word for word in known if word not in _MINOR_WORDS and not _IS_DATE.fullmatch(word)]
+        size = any(is_size(word) or word in SIZE_WORDS for word in own)
+        is_start = list(typed[: len(own)]) == own
+        rest = [
+            word for word in typed[len(own) :] if word not in _MINOR_WORDS and word not in known
+        ]
+        if size and is_start and item.extra and not item.is_another and all(
+            word.isalpha() and vocabulary[word] < 2 and word not in _OTHER_SHAPES for word in rest
+        ):  # fmt: skip
+            return item
+    return None
