@@ -101,7 +101,10 @@ def test_find_entry_knows_common_spellings(name: str, entry: str) -> None:
 def test_find_entry_accepts_capitals_and_underscores() -> None:
     """Of models with a spelling of their own: equal ones mean the most used."""
     index = read_index()
-    spelt = Counter(spellings(entry.id.partition("@")[0])[0] for entry in index.entries)
+    spelt: Counter[str] = Counter()
+    for entry in index.entries:
+        names = (entry.id.partition("@")[0], entry.repository or entry.id)
+        spelt.update({spellings(name)[0] for name in names})
     for entry in index.entries:
         is_plain = "@" not in entry.id and not quants_in(entry.id)
         if is_plain and spelt[spellings(entry.id)[0]] == 1:
