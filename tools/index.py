@@ -443,6 +443,7 @@ LAYER_LISTS = (
     "sliding_window_pattern_list",
     "block_types",
 )
+TOWER = 1.2e9  # parameters of the largest usual image encoder, which configs of the language model leave out
 MOST_OFF = 0.03  # a geometry that was put together may be this far from the model's parameters
 
 
@@ -472,12 +473,17 @@ def _assumed(item: Known, templates: Mapping[str, list[Mapping[str, Any]]]) -> E
             (_inner(config).get("hidden_size") or 0) - (partial.get("hidden_size") or 0)
         ),
     )
+    sees = "vision" in item.named["kinds"]
     best: tuple[float, dict[str, Any]] | None = None
     for template in near[:MOST_TEMPLATES]:
         for tied in (None, True, False):
             config = _filled(template, partial, tied=tied)
-            off = abs(_counted(config) / parameters - 1)
-            if off <= MOST_OFF and (best is None or off < best[0]):
+            counted = _counted(config)
+            off = abs(counted / parameters - 1)
+            is_right = off <= MOST_OFF or (
+                sees and 0 < parameters - counted <= min(TOWER, counted / 2)
+            )
+            if is_right and (best is None or off < best[0]):
                 best = (off, config)
     if best is not None:
         text = (

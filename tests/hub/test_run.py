@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -186,3 +187,58 @@ def test_serve_downloads_a_catalog_name_and_starts_it(server: RawServer, hub_cac
     assert output["event"] == "ready"
     assert len(downloads(server)) == 1
     assert list(hub_cache.glob("models--Qwen--Qwen3-0.6B-GGUF/snapshots/*/*.gguf"))
+
+
+# --- edgekit download
+
+
+def test_download_of_a_name_says_what_and_where(
+    server: RawServer, content: bytes, hub_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(("download", "qwen3-0.6b:Q8_0")) == 0
+    out, err = capsys.readouterr()
+    first, path = out.splitlines()
+    assert re.fullmatch(r"Qwen/Qwen3-0\.6B-GGUF:Q8_0, [0-9.]+ [kMG]B, downloaded", first)
+    assert "downloading Qwen/Qwen3-0.6B-GGUF:Q8_0, " in err
+    assert Path(path).read_bytes() == content
+    assert Path(path).is_relative_to(hub_cache)
+    assert len(downloads(server)) == 1
+    before = len(server.requests)
+    assert main(("download", "Qwen3 0.6B", "--quant", "Q8_0", "--json")) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["files"], answer["downloaded_bytes"]) == ([path], 0)
+    assert answer["size_bytes"] == len(content)
+    assert len(server.requests) == before  # in the cache, nothing is requested
+
+
+def test_download_of_a_repository(
+    server: RawServer, content: bytes, hub_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(("download", "acme/raw:Q4_K_M", "--json")) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["downloaded_bytes"] == answer["size_bytes"] == len(content)
+    assert Path(answer["files"][0]).name == "small-Q4_K_M.gguf"
+
+
+def test_download_checks_the_disk_and_the_limit_first(
+    server: RawServer,
+    hub_cache: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert main(("download", "acme/raw:Q8_0", "--limit", "1K")) == 2
+    assert "more than --limit" in capsys.readouterr().err
+    with monkeypatch.context() as patched:
+        usage = shutil.disk_usage(hub_cache.parent)
+        patched.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+        assert main(("download", "acme/raw:Q8_0")) == 4
+    assert "free some space" in capsys.readouterr().err
+    assert not downloads(server)
+    assert main(("download", str(hub_cache.parent))) == 2
+
+
+def test_download_of_a_name_without_a_known_repository(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(("download", "qwen3-0.6b:TQ2_0", "--offline")) == 2
+    assert "no known repository has a GGUF of qwen3-0.6b at TQ2_0" in capsys.readouterr().err

@@ -374,7 +374,20 @@ def open_published(
 
     Without a quantisation, one is chosen for this machine. Raises UsageError if no repository is known.
     """
-    resolved, name = open_named(f"catalog:{entry.id}"), entry.id
+    resolved = open_named(f"catalog:{entry.id}")
+    mix, references = published_files(resolved, entry.id, quant, request)
+    (engine,) = request.engines
+    model = resolved.opened(engine)
+    return references, replace(model, model=default_engine().at_quant(model.model, mix), mix=mix)
+
+
+def published_files(
+    resolved: ResolvedModel, name: str, quant: str | None, request: Request
+) -> tuple[str, tuple[str, ...]]:
+    """A quantisation, and the repositories that have a GGUF of the model at it, the best first: "org/name:Q4_K_M".
+
+    Without `quant`, one is chosen for the machine. Raises UsageError if no repository is known.
+    """
     repositories = repositories_of(name, Form.GGUF)
     tags = dict.fromkeys(tag for repository in repositories for tag in repository.quants)
     mix: str | None = None if quant is None else quant.upper()
@@ -402,9 +415,7 @@ def open_published(
             f"no known repository has a GGUF of {name}{at_quant}{known_quants}. Search {gguf_search(name)}"
             " and name what you find: edgekit run ORG/REPOSITORY:QUANT, or a file"
         )
-    (engine,) = request.engines
-    model = resolved.opened(engine)
-    return references, replace(model, model=default_engine().at_quant(model.model, mix), mix=mix)
+    return mix, references
 
 
 def find_published(

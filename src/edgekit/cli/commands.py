@@ -627,6 +627,41 @@ def add_serve(commands: Commands) -> None:
     add_start_flags(parser, "serve")
 
 
+_DOWNLOAD_EXAMPLES = """
+examples:
+  edgekit download qwen3-8b:Q8_0
+  edgekit download "Gemma 3 27B"
+  edgekit download unsloth/Qwen3-8B-GGUF:Q4_K_M
+  edgekit download mlx-community/Qwen3-8B-4bit
+
+A name is downloaded as GGUF, at the quantisation that edgekit plan chooses for this machine or the one given, from the
+publisher's own repository if it has one, else from a well-known maker's. Files go to the hub's cache, where edgekit
+run, llama.cpp (-hf), vLLM and MLX find them. Continued where an earlier download stopped.
+
+exit codes: 0 done, 2 usage, or no repository is known, 4 not found, no access, no network, or the disk is full
+
+"""
+
+
+def add_download(commands: Commands) -> None:
+    add_command(
+        commands,
+        "download",
+        run="download:run_download",
+        usage="edgekit download MODEL [--quant NAME] [options]",
+        description="Downloads a model into the hub's cache: finds the repository, says what it will fetch and how "
+        "large it is, and checks the free disk space first.",
+        epilog=MODEL_FORMS + _DOWNLOAD_EXAMPLES + ENVIRONMENT,
+        options={
+            "MODEL": "name, NAME:QUANT, hub id or URL",
+            **JSON,
+            "--quant NAME": "quantisation: Q4_K_M, Q8_0 (default: chosen for this machine)",
+            "--limit SIZE": "refuse to download more than this: 20G",
+            **NETWORK,
+        },
+    )
+
+
 _VERIFY_DESCRIPTION = """\
 Compares the prediction for a model with what the real llama.cpp on this machine would allocate. Only the
 model's header is read: the engine gets a sparse file of the same length without the weights, and computes its

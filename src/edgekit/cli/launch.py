@@ -142,7 +142,7 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
         )
     )
     has_threads = "threads" in start_flags  # the engine has a flag for the number of threads
-    reference = _at_quant(arguments.model, request.quant)
+    reference = at_quant(arguments.model, request.quant)
     start_values = read_flags(engine_named(engine).flags, start_flags)
     flags = {**start_values, **request.flags.get(engine, {})}
     return reference, replace(
@@ -157,7 +157,7 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
     )
 
 
-def _at_quant(reference: str, quant: str | None) -> str:
+def at_quant(reference: str, quant: str | None) -> str:
     """The repository or the name at this quantisation. Raises UsageError for a file, which is loaded as it is."""
     if quant is None:
         return reference

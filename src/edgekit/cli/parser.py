@@ -29,6 +29,7 @@ COMMANDS = {
     "verify": "compare the prediction with the real llama.cpp on this machine",
     "run": "run it inside the memory it was predicted to need",
     "serve": "serve it over an OpenAI-compatible API inside the memory it was predicted to need",
+    "download": "download a model: its repository chosen, the free disk space checked first",
     "web": "open the web page with the REST API: see what fits before you download",
     "embed": "compute embeddings of texts within a memory budget",
     "hardware": "what this machine has, and what each engine may use of it",

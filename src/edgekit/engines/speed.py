@@ -37,15 +37,18 @@ def expected_speed(
 ) -> Speed | None:
     """The speed of a priced load: with an empty context at the fast end, with `fill_tokens` at the slow end.
 
-    None if a device's bandwidth is unknown, or if the size of the weights is only assumed.
+    None if a device's bandwidth is unknown, or if only the model's name is known.
     """
     bill, tokens = priced.estimate, priced.context_tokens
-    weights = (line for line in bill.lines if line.component is Component.WEIGHTS)
-    if any(line.basis is Basis.ASSUMED for line in weights):
+    weights = [line for line in bill.lines if line.component is Component.WEIGHTS]
+    is_rough = any(line.basis is Basis.ASSUMED for line in weights)
+    if is_rough and task.bill is not None:
         return None
     sized = replace(task, load=replace(task.load, context_tokens=tokens))
     filled = (0, min(tokens, fill_tokens))
     speed = engine_named(task.engine).speed(sized, priced.placement, bill, filled)
+    if speed is not None and is_rough:
+        speed = replace(speed, basis=Basis.ASSUMED)
     if speed is None or task.nodes == 1:
         return speed
     because = f"{speed.because}; the network between the machines is not included"

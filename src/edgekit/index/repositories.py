@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,6 +31,11 @@ MAKERS = (
     "ggml-org", "unsloth", "bartowski", "lmstudio-community", "mlx-community", "redhatai", "nvidia", "mradermacher",
     "neuralmagic", "casperhansen", "thebloke",
 )  # fmt: skip
+
+
+FORM_MAKERS = {Form.MLX: "mlx-community", Form.NVFP4: "nvidia"}  # before all others, in this form
+# Tags of Ollama with other weights than the model's own, or more of them.
+_OTHER_WEIGHTS = re.compile(r"[-:](mtp|qat|cloud)(?=-|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,13 @@ def _plain(tag: str) -> str:
     return tag.upper().removeprefix("UD-").removesuffix("_MOE")
 
 
+def is_other_training(row: Repository) -> bool:
+    """Whether an Ollama tag has other weights than the model: trained for 4 bits, or with prediction layers."""
+    if row.form is not Form.OLLAMA:
+        return False
+    return any(word not in row.model for word in _OTHER_WEIGHTS.findall(row.name))
+
+
 _COLUMNS = "SELECT model, form, name, quants, listed, downloads, sources FROM repositories"
 
 
@@ -93,9 +106,14 @@ def _of_model(model: str) -> tuple[Repository, ...]:
             raise HeaderError(f"repository {name!r:.80} of the index: {error}") from error
     owners = {row.owner for row in repositories if row.form is Form.ORIGINAL}
 
-    def order(row: Repository) -> tuple[int, int, int, str]:
-        place = MAKERS.index(row.owner) if row.owner in MAKERS else len(MAKERS)
-        return -(row.owner in owners), place, -(row.downloads or 0), row.name
+    def order(row: Repository) -> tuple[bool, bool, int, int, int, str]:
+        makers = (FORM_MAKERS.get(row.form, ""), *MAKERS)
+        place = makers.index(row.owner) if row.owner in makers else len(makers)
+        length = (
+            len(row.name) if row.form is Form.OLLAMA else 0
+        )  # the shortest tag is the usual one
+        is_other = is_other_training(row)
+        return is_other, row.owner not in owners, place, -(row.downloads or 0), length, row.name
 
     return tuple(sorted(repositories, key=order))
 
@@ -148,7 +166,9 @@ def repository_at(model: str, form: Form, mix: str) -> Repository | None:
     rows = sorted(
         repositories_of(model, form), key=lambda row: not row.listed and row.owner != owner
     )
-    return next((row for row in rows if row.tag(mix) is not None), None)
+    return next(
+        (row for row in rows if row.tag(mix) is not None and not is_other_training(row)), None
+    )
 
 
 def original_repository(model: str) -> str:

@@ -89,7 +89,7 @@ def find_weights(
     hub's cache is downloaded if `confirm` agrees.
     """
     text = os.fspath(reference)
-    files = _local_files(text, reach or Reach(), confirm)
+    files = local_files(text, reach or Reach(), confirm)
     if files.origin is Origin.SAMPLE:
         raise UsageError(
             f"{text}: a built-in sample is only a header, without weights, so there is nothing to run"
@@ -111,7 +111,7 @@ def find_weights(
     return LocalGguf(label=files.label, path=path, notes=files.notes)
 
 
-def _local_files(text: str, reach: Reach, confirm: Callable[[Download], bool] | None) -> ModelFiles:
+def local_files(text: str, reach: Reach, confirm: Callable[[Download], bool] | None) -> ModelFiles:
     """The model's files on this machine; a hub model that is not here yet is downloaded if `confirm` agrees."""
     try:
         files = locate(text, reach=replace(reach, network=False))

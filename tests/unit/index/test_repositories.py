@@ -41,13 +41,22 @@ def test_model_has_at_most_one_original_and_shares_no_repository() -> None:
         ("qwen3-8b", Form.GGUF, "IQ3_XXS", "unsloth/Qwen3-8B-GGUF", "UD-IQ3_XXS"),
         ("gpt-oss-120b", Form.GGUF, "MXFP4_MOE", "ggml-org/gpt-oss-120b-GGUF", "mxfp4"),
         ("llama-3.3-70b", Form.MLX, "4bit", "mlx-community/Llama-3.3-70B-Instruct-4bit", "4bit"),
-        ("llama-3.1-8b", Form.OLLAMA, "Q4_K_M", "llama3.1:8b", "Q4_K_M"),
+        ("gemma-3-27b", Form.OLLAMA, "Q4_K_M", "gemma3:27b", "Q4_K_M"),
+        ("gemma-4-31b-it", Form.OLLAMA, "Q8_0", "gemma4:31b-it-q8_0", "Q8_0"),
+        ("qwen3.6-35b-a3b", Form.MLX, "4bit", "mlx-community/Qwen3.6-35B-A3B-4bit", "4bit"),
+        ("glm-4.5-air", Form.FP8, "FP8", "zai-org/GLM-4.5-Air-FP8", "FP8"),
     ],
 )
 def test_repository_at_a_mix(model: str, form: Form, mix: str, name: str, tag: str) -> None:
     result = repository_at(model, form, mix)
     assert result is not None
     assert (result.name, result.tag(mix)) == (name, tag)
+
+
+def test_ollama_tag_of_other_weights_is_not_the_model() -> None:
+    """gemma4:31b-it-qat is trained for 4 bits: no quantisation of the model."""
+    assert any(row.name == "gemma4:31b-it-qat" for row in repositories_of("gemma-4-31b-it"))
+    assert repository_at("gemma-4-31b-it", Form.OLLAMA, "Q4_K_M") is None
 
 
 def test_repository_at_a_mix_without_a_repository_is_none() -> None:

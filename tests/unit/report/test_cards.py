@@ -129,7 +129,7 @@ def test_cards_text_with_why_has_the_headline_and_the_bars_of_each() -> None:
     assert set(DETAILS.splitlines()) <= set(text.splitlines())
     assert "quality for chat: about " in text
     assert "gemma-3-27b (27B, released 2025-03, licence gemma)\n" in text
-    assert "Basis    memory modelled; speed modelled for 1, assumed for 2; ranked" in text
+    assert "Basis    memory modelled; speed modelled for 1, assumed for 2; quality " in text
 
 
 def test_cards_text_if_nothing_fits_has_the_nearest_and_what_would_help() -> None:
