@@ -36,6 +36,7 @@ from edgekit.web.cards import (
     Cards,
     Deck,
     Maker,
+    checked_entries,
     sort_entries,
     work,
 )
@@ -265,7 +266,7 @@ def test_stream_has_machine_cards_and_end(address: str) -> None:
     assert {card["event"] for card in cards} == {"card"}
     assert machine["data"]["name"] == "8 GiB RAM"
     ids = {card["data"]["id"] for card in cards}
-    assert ids == {entry.id for entry in read_index().entries}
+    assert ids == {entry.id for entry in checked_entries(read_index())}
     assert len(cards) == len(ids) == machine["data"]["count"] == end["data"]["count"]
     assert end["data"].keys() == {"count"}
     assert {card["data"]["status"] for card in cards} == {"refused"}

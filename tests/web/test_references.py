@@ -355,7 +355,7 @@ def test_users_catalog_entry_opens_only_a_file_inside_models_dir(folder: Path) -
         result = OpenedModels(settings).named(name, CallWatch())
         assert result.found is not None, name
     for name in ("hidden", "catalog:hidden", "HIDDEN", "hidden:Q8_0", "hidden Q8_0", "hid den"):
-        with pytest.raises(NotAllowedError, match="hidden was added to the catalog"):
+        with pytest.raises(NotAllowedError, match="hidden was added to the index"):
             allowed_reference(name, settings)
         with pytest.raises(NotAllowedError):
             allowed_reference(name, NO_FOLDERS)

@@ -322,7 +322,12 @@ def lines_text(lines: Iterable[str], screen: Screen = PLAIN) -> str:
 
 def index_json(entries: Sequence[Entry], index: Index) -> Json:
     models = [entry_json(entry) for entry in entries]
-    return {"schema": SCHEMA, "models": models, "problems": list(index.problems)}
+    return {
+        "schema": SCHEMA,
+        "models": models,
+        "count": len(index.entries),
+        "problems": list(index.problems),
+    }
 
 
 def entry_json(entry: Entry, *, whole: bool = False) -> Json:

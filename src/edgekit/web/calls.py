@@ -38,7 +38,7 @@ from edgekit.report.plot import curves_json
 from edgekit.report.tables import answers_json
 from edgekit.request import Request, Session
 from edgekit.web import requests
-from edgekit.web.cards import Cards
+from edgekit.web.cards import Cards, checked_entries
 from edgekit.web.failures import about
 from edgekit.web.jobs import Jobs
 from edgekit.web.limits import ClientTurns
@@ -201,6 +201,9 @@ def _index(state: WebState, fields: Any, _: CallWatch) -> Json:
     if fields.kind is not None and fields.kind not in kinds:
         raise UsageError(f"kind: {fields.kind[:40]!r} must be one of {', '.join(kinds)}")
     entries = most_used(listed(index, kind=fields.kind, family=fields.family))
+    if fields.checked:
+        on_page = {entry.id for entry in checked_entries(index)}
+        entries = [entry for entry in entries if entry.id in on_page]
     return index_json([shown_entry(entry, state.settings) for entry in entries], index)
 
 

@@ -30,7 +30,7 @@ from edgekit.app.recommend import with_rounded_memory
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError
-from edgekit.index import read_index
+from edgekit.index import most_used, read_index
 from edgekit.index.resolve import CATALOG
 from edgekit.index.types import Entry, Index
 from edgekit.machine.types import Machine
@@ -39,7 +39,6 @@ from edgekit.plan.recommend import rank_of, smallest_bytes
 from edgekit.report.cards import card_json, refused_card_json
 from edgekit.report.json import json_line
 from edgekit.request import Request, Session
-from edgekit.units import Basis
 from edgekit.web.failures import UNEXPECTED, TooManyError, failure_json
 from edgekit.web.jobs import PING_S, JobEvent, Wakeup
 from edgekit.web.references import allowed_reference, without_folders
@@ -435,14 +434,13 @@ CHECKED_MODELS = 160  # of EdgeKit's own: about a minute of planning
 
 
 def checked_entries(index: Index) -> list[Entry]:
-    """The models that the page checks by itself: the user's own, and the most used ones with an exact geometry."""
-    known = [
-        entry
-        for entry in index.entries
-        if not entry.is_users and entry.basis is Basis.EXACT and entry.forms and entry.kinds
-    ]
-    most_used = sorted(known, key=lambda entry: (-entry.uses, entry.id))[:CHECKED_MODELS]
-    return [*(entry for entry in index.entries if entry.is_users), *most_used]
+    """The models that the page checks by itself: the user's own, and the most used ones whose layers are known.
+
+    Base models are not among them: they have no purpose.
+    """
+    users = [entry for entry in index.entries if entry.is_users]
+    known = (entry for entry in index.entries if not entry.is_users and entry.forms and entry.kinds)
+    return [*users, *most_used(known)[:CHECKED_MODELS]]
 
 
 def sort_entries(entries: Iterable[Entry], machine: Machine, engine: str) -> list[Entry]:

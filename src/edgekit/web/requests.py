@@ -205,6 +205,7 @@ _TABLE: Fields = {
         Word, "only models for this task: chat, code, reasoning, embedding or vision"
     ),
     "family": _optional(Word, "only models of this family: qwen3, llama-3.1, gemma"),
+    "checked": _optional(bool, "only the models that the page checks by itself: the most used"),
 }
 
 
@@ -263,4 +264,4 @@ HARDWARE = _call_fields("HardwareRequest", _DESCRIBED)
 CARDS = _call_fields("CardsRequest", _PLANNED, _MACHINE, one_engine=True)
 DEVICES = _call_fields("DevicesRequest")
 ENGINES = _call_fields("EnginesRequest")
-INDEX = _call_fields("IndexRequest", "kind family")
+INDEX = _call_fields("IndexRequest", "kind family checked")

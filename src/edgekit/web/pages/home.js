@@ -1,4 +1,4 @@
-// The home page: every model of the catalog as a card, judged for the chosen machine.
+// The home page: the most used models as cards, judged for the chosen machine.
 
 import { call, events, query } from "./api.js";
 import { COMPONENTS, legend } from "./bar.js";
@@ -23,14 +23,14 @@ async function render(root, params, { signal }) {
   drawFrame(root, page);
   let catalog;
   try {
-    catalog = await call("catalog", {}, { signal });
+    catalog = await call("index", { checked: true }, { signal });
   } catch (error) {
     if (error.name === "AbortError") return;
     page.count.textContent = "";
     tellFault(page, error.message, () => show());
     return;
   }
-  page.lead.textContent = HOME.lead(catalog.models.length);
+  page.lead.textContent = HOME.lead(catalog.models.length, catalog.count);
   for (const model of catalog.models) addItem(page, model);
   page.isChanged = true;
   page.filters.replaceChildren(controls(page.state, catalog.models, (name) => changed(page, name)));

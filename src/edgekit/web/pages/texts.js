@@ -92,7 +92,10 @@ export const MACHINE = {
 
 export const HOME = {
   title: "What can I run?",
-  lead: (count) => (count ? `${tokens(count)} open models, checked against your machine.` : "Open models, checked against your machine."),
+  lead: (count, all) =>
+    count
+      ? `The ${count} most used of ${tokens(all)} open models, checked against your machine. For any other, enter its name at the top.`
+      : "Open models, checked against your machine.",
   loading: "Loading the index ...",
   models: "Models",
   legend: "What the bars mean",
@@ -118,7 +121,7 @@ export const HOME = {
     if (!unknown) return `${fit} of ${of} fit`;
     return unknown === matched ? `${of}, not checked` : `${fit} of ${matched - unknown} checked models fit; ${unknown} not checked`;
   },
-  noMatch: "No model in the index matches. To check any other model, enter its ID, URL or file in the box at the top.",
+  noMatch: "None of these models matches. To check any other model, enter its name, ID, URL or file in the box at the top.",
   noneYet: "None of them is known to fit yet.",
   noneKnown: (unknown) => `None of them is known to fit: ${unknown} could not be checked.`,
   noneFits: (machine) => `None of them fits on ${machine}.`,
