@@ -13,7 +13,7 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from edgekit.app.recommend import complete
+from edgekit.app.candidates import complete
 from edgekit.errors import NotFoundError
 from edgekit.index.names import find_entry
 from edgekit.report.index import entry_json

@@ -22,7 +22,8 @@ from edgekit.engines.flags import Control, Flag, Whole
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 from edgekit.formats.types import Depth
-from edgekit.index import listed, most_used, read_index
+from edgekit.index import most_used, read_index
+from edgekit.index.filters import Filters, select
 from edgekit.index.types import ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.report.bill import bill_json
@@ -200,7 +201,9 @@ def _index(state: WebState, fields: Any, _: CallWatch) -> Json:
     kinds = [kind.value for kind in ModelPurpose]
     if fields.kind is not None and fields.kind not in kinds:
         raise UsageError(f"kind: {fields.kind[:40]!r} must be one of {', '.join(kinds)}")
-    entries = most_used(listed(index, kind=fields.kind, family=fields.family))
+    kind = None if fields.kind is None else ModelPurpose(fields.kind)
+    filters = Filters(kind=kind, family=fields.family)
+    entries = most_used(select(index.entries, filters.conditions()).entries)
     return index_json([shown_entry(entry, state.settings) for entry in entries], index)
 
 
