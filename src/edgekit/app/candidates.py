@@ -74,6 +74,7 @@ class Candidates:
         self._capacity_bytes = sys.maxsize  # with --reserve, only the plan decides what fits
         if request.reserve_bytes is None:
             self._capacity_bytes = self._engine.capacity_bytes(self._machine)
+        self.devices_bytes = sum(card.free_bytes for card in self._engine.devices(self._machine))
         self._plans: dict[object, Plan] = {}
 
     def plan(self, entry: Entry) -> Plan:

@@ -13,7 +13,7 @@ from edgekit.index.types import Entry, ModelPurpose
 from edgekit.units import Basis
 
 # What people call a purpose. A word that is none of these is looked for in the names.
-_PURPOSE_WORDS = {
+PURPOSE_WORDS = {
     **dict.fromkeys(("code", "coder", "coding", "programming"), ModelPurpose.CODE),
     **dict.fromkeys(("embed", "embedding", "embeddings", "embedder"), ModelPurpose.EMBEDDING),
     **dict.fromkeys(("reasoning", "reason", "thinking"), ModelPurpose.REASONING),
@@ -33,20 +33,26 @@ class Condition(NamedTuple):
     is_met: Callable[[Entry], bool]
 
 
+class Counted(NamedTuple):
+    """A condition, how many models meet it, and how many it leaves out of those that meet all others."""
+
+    text: str
+    met: int
+    removed: int
+
+
 class Selection(NamedTuple):
-    """The models that meet all conditions, and how many each condition left out of those that the others let pass."""
+    """The models that meet all conditions."""
 
     entries: list[Entry]
-    removed: tuple[tuple[str, int], ...]
+    counts: tuple[Counted, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
     """What is asked of models, whatever the machine. A filter that was not given is None or empty."""
 
-    words: str = (
-        ""  # all of them in its id, repository, family, publisher or purposes, in any order
-    )
+    words: str = ""  # all of them in its names, publisher or purposes
     kind: ModelPurpose | None = None
     family: str | None = None  # how the family's name begins
     publisher: str | None = None  # part of the publisher's name, or of its account on the hub
@@ -59,8 +65,8 @@ class Filters:
 
     def conditions(self) -> Iterator[Condition]:
         """A condition for each filter that was given."""
-        if typed := typed_words(self.words):
-            yield Condition(f'"{self.words.strip()}"', lambda entry: has_words(entry, typed))
+        for word in typed_words(self.words):
+            yield Condition(f'"{word}"', partial(has_word, word))
         if (kind := self.kind) is not None:
             yield Condition(f"--kind {kind.value}", lambda entry: kind in entry.kinds)
         if family := (self.family or "").lower():
@@ -104,18 +110,20 @@ def select(entries: Iterable[Entry], conditions: Iterable[Condition]) -> Selecti
     """The models that meet every condition, in their order."""
     conditions = tuple(conditions)
     selected: list[Entry] = []
-    removed = [0] * len(conditions)
+    met, removed = [0] * len(conditions), [0] * len(conditions)
     for entry in entries:
-        failed = (i for i, condition in enumerate(conditions) if not condition.is_met(entry))
-        first = next(failed, None)
-        if first is None:
+        failed = []
+        for i, condition in enumerate(conditions):
+            if condition.is_met(entry):
+                met[i] += 1
+            else:
+                failed.append(i)
+        if not failed:
             selected.append(entry)
-        elif next(failed, None) is None:
-            removed[first] += 1
-    texts = (condition.text for condition in conditions)
-    return Selection(
-        selected, tuple((text, n) for text, n in zip(texts, removed, strict=True) if n)
-    )
+        elif len(failed) == 1:
+            removed[failed[0]] += 1
+    texts = [condition.text for condition in conditions]
+    return Selection(selected, tuple(map(Counted, texts, met, removed)))
 
 
 def typed_words(text: str) -> tuple[str, ...]:
@@ -123,29 +131,22 @@ def typed_words(text: str) -> tuple[str, ...]:
     return tuple(word for word in words_of(text) if word not in _EMPTY_WORDS)
 
 
-def has_words(entry: Entry, words: Iterable[str]) -> bool:
-    """Whether all words say something about the model.
+def has_word(word: str, entry: Entry) -> bool:
+    """Whether the word says something about the model.
 
     Letters may be anywhere in its names. A number has to be a whole one: 3 is in Qwen3 and, as a version, in Qwen3.5,
     but not in 30B; 27 is in 27B.
     """
-    maker = (entry.publisher or "").lower()
-    text = f"{entry.id} {entry.repository or ''} {entry.family} {entry.architecture}".lower()
-    text = f"{text} {maker}"
-    parts: set[str] | None = None
-    for word in words:
-        is_letters = word.isalpha()
-        if is_letters and len(word) > _SHORT:
-            if word in text or word in re.sub(r"[^a-z]", "", text):
-                continue
-        else:
-            if parts is None:
-                parts = {*words_of(entry.id), *words_of(entry.repository or "")}
-            if word in parts or (not is_letters and any(_is_number(word, part) for part in parts)):
-                continue
-        if _PURPOSE_WORDS.get(word) not in entry.kinds:
-            return False
-    return True
+    if PURPOSE_WORDS.get(word) in entry.kinds:
+        return True
+    if word.isalpha() and len(word) > _SHORT:
+        names = (entry.id, entry.repository, entry.family, entry.architecture, entry.publisher)
+        text = " ".join(filter(None, names)).lower()
+        return word in text or word in re.sub(r"[^a-z]", "", text)
+    parts = {*words_of(entry.id), *words_of(entry.repository or "")}
+    if word in parts:
+        return True
+    return not word.isalpha() and any(_is_number(word, part) for part in parts)
 
 
 def _is_number(typed: str, part: str) -> bool:
