@@ -38,7 +38,7 @@ from edgekit.index.resolve import Resolved
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.plan.choice import ALWAYS_IN_RAM_BYTES, check_users, download_bytes
-from edgekit.plan.fit import DEFAULT_TOKENS, EMBEDDING_TOKENS
+from edgekit.plan.fit import DEFAULT_TOKENS, UNKNOWN_NATIVE_TOKENS
 from edgekit.plan.recommend import entry_quality, is_notable, suits_task, task_of_entry
 from edgekit.request import Request, Session
 from edgekit.units import parse_count
@@ -392,10 +392,9 @@ class _Search:
         if self._candidates.is_too_large(entry):
             return replace(found, because=TOO_LARGE)
         try:
-            if entry.has_geometry:
-                result = self._candidates.plan(entry).result
-            else:
-                result = self._assumed(entry)
+            result = (
+                self._candidates.plan(entry).result if entry.has_geometry else self._assumed(entry)
+            )
         except CancelledError:
             raise
         except UsageError:
@@ -437,15 +436,13 @@ class _Search:
         """An upper bound of the context that a plan chooses: memory is spent on more than the default only if the
         whole model is on the devices, and its layers are known.
         """
-        longest = entry.native_context or 0
+        longest = entry.native_context or UNKNOWN_NATIVE_TOKENS
         devices = self._candidates.devices_bytes
         is_divided = (
             devices and self._candidates.weights_bytes(entry) > devices + ALWAYS_IN_RAM_BYTES
         )
         if is_divided or not entry.has_geometry:
             longest = DEFAULT_TOKENS
-        elif ModelPurpose.EMBEDDING in entry.kinds:
-            longest = EMBEDDING_TOKENS
         return max(longest, self._question.filters.min_context or 0)
 
     def key(self, found: Found) -> Key:

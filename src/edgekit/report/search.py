@@ -13,7 +13,7 @@ from edgekit.report.check import DEFAULT_CACHES, context_words, typical_figure
 from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.tables import MIN_NAME, shorten
-from edgekit.report.text import PLAIN, Screen, Sections, clamp_width, render, table
+from edgekit.report.text import PLAIN, Screen, Sections, clamp_width, fold, render, table
 from edgekit.units import GIB, format_download, short_count
 
 _MODEL, _NO_FIGURE = "model", "-"
@@ -84,18 +84,28 @@ def _next_rows(answer: SearchAnswer) -> list[str]:
 
 
 def _table_lines(models: Sequence[Found], width: int) -> list[str]:
-    """A row per model. A narrow screen drops columns, then the middle of names."""
+    """A row per model. A narrow screen drops columns, then the middle of names; on the narrowest, a model takes several
+    lines.
+    """
+    width = clamp_width(width)
     rows = [_cells(found) for found in models]
     longest = max(len(row[_MODEL]) for row in rows)
     for count in range(len(_NARROW) + 1):
         names = [name for name in _HEAD if name not in _NARROW[:count]]
         lines = _lines(rows, names, longest)
-        name_width = longest - (max(map(len, lines)) - clamp_width(width))
+        name_width = longest - (max(map(len, lines)) - width)
         if name_width >= longest:
             return lines
         if name_width >= SHORT_NAME and count >= _SHORTENED_FROM:
             break
-    return _lines(rows, names, max(name_width, MIN_NAME))
+    if name_width >= MIN_NAME:
+        return _lines(rows, names, name_width)
+    stacked = []
+    for row in rows:
+        figures = ", ".join(f"{row[name]} {name}" for name in names[2:] if row[name])
+        stacked += fold(row[_MODEL], width)
+        stacked += [f"  {line}" for line in fold(f"{row['weights']} {figures}".strip(), width - 2)]
+    return stacked
 
 
 def _lines(rows: Sequence[dict[str, str]], names: Sequence[str], name_width: int) -> list[str]:
