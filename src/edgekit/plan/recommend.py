@@ -27,7 +27,7 @@ from edgekit.plan.plan import Plan
 
 _VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?=-|$)")
 
-# In points of quality (docs/decisions/0012-quality.md). Chat slower than reading, or a book that takes minutes to
+# In points of quality (docs/decisions/0013-quality.md). Chat slower than reading, or a book that takes minutes to
 # embed, is felt more than a better answer; speed beyond that is worth little.
 POINTS_PER_DOUBLING = 1.0  # above reading speed
 MOST_DOUBLINGS = 3.0

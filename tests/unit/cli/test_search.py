@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 import pytest
+from tests.documented import documented
 
 from edgekit.cli import main
 from edgekit.index import read_index
@@ -114,6 +115,14 @@ def test_word_with_an_escape_sequence_is_printed_safely(capsys: pytest.CaptureFi
     code, out, _ = run_search(capsys, "\x1b[31mxyzzy", "--ram", "8G")
     assert code == 4
     assert "\x1b" not in out
+
+
+def test_json_keys_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = search_json(capsys, "qwen3-0.6b", "--limit", "1", *CARD)
+    (model,) = answer["models"]
+    keys = {*answer, *answer["question"], *answer["filters"][0]}
+    keys |= {*model, *model["plan"], *model["quality"]}
+    assert keys <= documented("search")
 
 
 def test_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
