@@ -35,24 +35,24 @@ def main() -> None:
         environment = {**os.environ, "PYTHONPYCACHEPREFIX": f"{scratch}/bytecode"}
         environment |= {"EDGEKIT_CACHE": f"{scratch}/cache", "EDGEKIT_DATA": f"{scratch}/data"}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        bare = _best((*EDGEKIT, "--help"), environment)
+        bare = best_cost((*EDGEKIT, "--help"), environment)
         print(f"edgekit --help: {bare:.2f} s\n")
         print(
             "| recommend on | cold CPU s | times --help | cached CPU s | times --help |\n|---|---|---|---|---|"
         )
         for name, words in MACHINES.items():
             command = (*EDGEKIT, "recommend", *words)
-            cold = _best(command, environment, cache_to_clear=Path(scratch) / "cache")
-            warm = _best(command, environment)
+            cold = best_cost(command, environment, cache_to_clear=Path(scratch) / "cache")
+            warm = best_cost(command, environment)
             print(f"| {name} | {cold:.2f} | {cold / bare:.0f} | {warm:.2f} | {warm / bare:.0f} |")
         print("\n| plan on RTX 3060 + 32G | CPU s | times --help |\n|---|---|---|")
         for name in PLANS:
             command = (*EDGEKIT, "plan", name, "--device", "RTX 3060", "--ram", "32G")
-            cost = _best(command, environment)
+            cost = best_cost(command, environment)
             print(f"| {name} | {cost:.2f} | {cost / bare:.0f} |")
 
 
-def _best(
+def best_cost(
     command: tuple[str, ...], environment: Mapping[str, str], cache_to_clear: Path | None = None
 ) -> float:
     return min(_cost(command, environment, cache_to_clear) for _ in range(TRIES))

@@ -504,9 +504,20 @@ CATALOG = (
     "index show mamba-2.8b --json",
 )
 
+SEARCH = (
+    'search qwen coder --fits --device "RTX 4090" --ram 64G',
+    'search vision --fits --min-context 32k --license apache-2.0 --device "RTX 3060" --ram 32G',
+    'search --task code --fits --max-params 40B --sort speed --limit 5 --device "RTX 4060" --ram 32G',
+    "search glm flash --ram 16G",
+    "search 70b --fits --ram 4G",
+    "search gemma --license gpl --ram 16G",
+    "search embed --engine mlx --device m2-16 --limit 3 --json",
+)
+
 HELP = (
     "--help",
     "recommend --help",
+    "search --help",
     "plan --help",
     "check --help",
     "inspect --help",
@@ -575,6 +586,9 @@ ERRORS = (
     "recommend --vram 8",
     "recommend --ram 16G --task poetry",
     "recommend --ram 16G --limit 0",
+    "search qwen --ram 16G --sort best",
+    "search qwen --ram 16G --min-params nan",
+    "search --engine vllm --ram 16G",
     "recommend --ram 16G --engine vllm",
     "compare missing.gguf --ram 16G",
     "estimate qwen3-8b --engine vllm -c 8k --gpu RTX9999",
@@ -747,6 +761,8 @@ REST: tuple[tuple[str, Fields | None], ...] = (
     ("plan", {"model": "qwen3-8b", "engine": "stream", "ram": "16G"}),
     ("recommend", {"limit": 1, "engine": "mlx", "device": "m2-16", "task": "code"}),
     ("recommend", {"engine": "vllm", "ram": "16G"}),
+    ("search", {"words": "qwen coder", "fits": True, "limit": 3, **_3060}),
+    ("search", {"words": "qwen", "sort": "best"}),
     ("estimate?model=qwen3-8b&context=8k&n_gpu_layers=all&type_k=q8_0&type_v=q8_0", None),
     ("estimate", {"model": "qwen3-8b", "engine": "vllm", "gpu": "RTX 4090", "context": "8k"}),
     ("estimate", {"model": "qwen3-8b", "engine": "mlx", "context": "8k", "kv_bits": 4}),

@@ -445,6 +445,7 @@ GROUPS = (
     _commands("plan_json", golden_questions.PLAN_JSON, "plan ", " --json"),
     _commands("recommend_text", golden_questions.RECOMMEND_TEXT, "recommend "),
     _commands("recommend_json", golden_questions.RECOMMEND_JSON, "recommend ", " --json"),
+    _commands("search", golden_questions.SEARCH),
     _commands("compare", golden_questions.COMPARE),
     _commands("estimate", golden_questions.ESTIMATE),
     _commands("inspect", golden_questions.INSPECT),

@@ -51,6 +51,18 @@ def _in_units(number: int, units: Sequence[tuple[int, str]], *, decimals: int) -
     return ""
 
 
+_COUNT = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?\s*([kmbt])", re.IGNORECASE)
+
+
+def parse_count(text: str) -> int:
+    """'7B', '1.5b', '500M' -> a number of parameters. Decimal units. Raises UsageError."""
+    match = _COUNT.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text[:40]!r} is not a number of parameters such as 7B or 500M")
+    zeros = 3 * ("kmbt".index(match[3].lower()) + 1)
+    return int(match[1] + (match[2] or "").ljust(zeros, "0")[:zeros])
+
+
 def short_count(count: int) -> str:
     """8030261312 -> '8.0B', 30532122624 -> '31B': as people name models."""
     steps = ((step, name) for step, name in _COUNTS[:3] if count >= step * 0.995)

@@ -167,7 +167,7 @@ def open_named(
         return ResolvedModel(name=name, notes=(note,), assumed=assumed, missing=error)
     model = ResolvedModel.of(resolved)
     if resolved.found is None and resolved.entry is not None and not resolved.entry.has_geometry:
-        return _assume_from_parameters(resolved, resolved.entry, quant)
+        return assume_from_parameters(resolved, resolved.entry, quant)
     if quant is None:
         return model
     other_file = file_at(model.name, model.files, quant)
@@ -229,7 +229,7 @@ def _stated_quant(files: ModelFiles | None) -> str | None:
     return quant_tag(files.weights[0].name) if stored == AS_NAMED and files.weights else stored
 
 
-def _assume_from_parameters(
+def assume_from_parameters(
     resolved: Resolved[OpenModel], entry: Entry, quant: str | None
 ) -> ResolvedModel:
     """A stand-in for a model of the index of which only the number of parameters is known.

@@ -6,37 +6,31 @@ planned again for the memory that is free now.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import sys
-import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
-from edgekit import __version__
-from edgekit.app.estimate import check_one_engine
-from edgekit.app.open import ResolvedModel
-from edgekit.app.plan import task_to_plan
-from edgekit.bill.types import Task
-from edgekit.engines import default_engine, engine_named
-from edgekit.errors import (
-    CancelledError,
-    EdgekitError,
-    HeaderLimitError,
-    RefusedError,
-    UnknownArchitectureError,
+from edgekit.app.candidates import (
+    OFFLINE,
+    TOO_LARGE,
+    Candidates,
+    complete,
+    key_of,
+    read_stored,
+    store,
+    task_for,
+    why_skipped,
+    with_rounded_memory,
 )
+from edgekit.engines import engine_named
+from edgekit.errors import CancelledError, EdgekitError
 from edgekit.index import read_index
 from edgekit.index.names import base_note
 from edgekit.index.types import Entry, Index, ModelPurpose
-from edgekit.machine.types import Machine
 from edgekit.plan.choice import READING_TOKENS_PER_S, check_users
 from edgekit.plan.fit import MINIMUM_TOKENS
-from edgekit.plan.plan import check_planned, find_plan, make_plan
+from edgekit.plan.plan import find_plan, make_plan
 from edgekit.plan.recommend import (
     Order,
     Suggestion,
@@ -50,22 +44,11 @@ from edgekit.plan.recommend import (
     version_of,
 )
 from edgekit.request import Request, Session
-from edgekit.sources.cache import cache_folder
-from edgekit.sources.local import read_small, replacing
-from edgekit.sources.types import Reach
-from edgekit.units import MIB
 
-OFFLINE = Session(reach=Reach(network=False))
 SHOWN = 5
 MOST_SHOWN = 100
 MAX_PER_LINE = 2  # models of a product line, across its families
-TOO_LARGE, SLOW = "too large", "too slow"
-# At least this share of the active weights is read for each token: of the embedding table, only one row is.
-READ_SHARE = 0.75
-STEP_BYTES = 256 * MIB  # smaller changes of the free memory do not need a new search
-MAX_STORED_BYTES = 64 * 1024  # a stored answer has about 5 KB
-LEFTOVER_S = 3600  # age at which an unfinished file is certainly abandoned
-MOST_FILES = 64  # stored answers; the oldest are removed
+SLOW = "too slow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +65,6 @@ class Recommendation:
     def purpose(self) -> ModelPurpose:
         """What the models are for."""
         return self.request.purpose or ModelPurpose.CHAT
-
-
-def complete(request: Request) -> Request:
-    """The request with its machine and one engine. Raises UsageError."""
-    check_one_engine(request)
-    engine = request.engine or default_engine().name
-    check_planned(engine)
-    engine_named(engine).check_limits(request.reserve_bytes, request.max_use)
-    return replace(request, engines=(engine,), machine=request.find_machine())
 
 
 def recommend(
@@ -121,16 +95,12 @@ def _plan_stored(
     key: str, request: Request, session: Session, ranked: Sequence[Entry]
 ) -> Recommendation | None:
     """The stored models with new plans; None if nothing is stored, it is damaged, or a model no longer fits."""
-    folder = _folder()
-    if folder is None:
-        return None
     by_id = {entry.id: entry for entry in ranked}
+    answer = read_stored(key)
     try:
-        content = read_small(folder / f"{key}.json", limit=MAX_STORED_BYTES) or b"null"
-        answer = json.loads(content)
         picks = [by_id[name] for name in answer["picks"]]
         passed_over = tuple((str(reason), int(count)) for reason, count in answer["passed_over"])
-    except (HeaderLimitError, ArithmeticError, ValueError, TypeError, KeyError, RecursionError):
+    except (ArithmeticError, ValueError, TypeError, KeyError):
         return None
     suggestions: list[Suggestion] = []
     task = request.purpose or ModelPurpose.CHAT
@@ -177,12 +147,9 @@ class _Search:
     def __init__(self, request: Request, session: Session) -> None:
         self._request, self._session = request, session
         self._limit = min(request.limit or SHOWN, MOST_SHOWN)
-        self._machine, self._engine = request.find_machine(), engine_named(request.engines[0])
+        self._candidates = Candidates(request, session)
         self._task = request.purpose or ModelPurpose.CHAT
         self._embeds = self._task is ModelPurpose.EMBEDDING
-        self._capacity_bytes = sys.maxsize  # with --reserve, only the plan decides what fits
-        if request.reserve_bytes is None:
-            self._capacity_bytes = self._engine.capacity_bytes(self._machine)
         self.passed_over: Counter[str] = Counter()
 
     def find(self, ranked: Sequence[Entry]) -> list[Suggestion]:
@@ -299,17 +266,13 @@ class _Search:
     def _suggestion(self, entry: Entry) -> Suggestion | None:
         """The model with its plan. None if it cannot be planned; `passed_over` counts the reason."""
         try:
-            self._session.tell(f"planning {entry.id}")
-            plan = find_plan(task_for(entry, self._request, self._session))
+            plan = self._candidates.plan(entry)
         except CancelledError:
             raise
-        except (RefusedError, UnknownArchitectureError):
-            self.passed_over["not supported by the engine"] += 1
+        except EdgekitError as error:
+            self.passed_over[why_skipped(error)] += 1
             return None
-        except EdgekitError:
-            self.passed_over["damaged or incomplete"] += 1
-            return None
-        if plan is None:
+        if not plan.fits:
             self.passed_over[TOO_LARGE] += 1
             return None
         return Suggestion(entry=entry, plan=plan, task=self._task)
@@ -324,17 +287,13 @@ class _Search:
             return "with an unknown context length"
         if not self._embeds and (entry.native_context or 0) < min_tokens:
             return "with too short a context"
-        if smallest_bytes(entry) > self._capacity_bytes:
+        if self._candidates.is_too_large(entry):
             return TOO_LARGE
         return ""
 
     def _best_order_at_speed(self, entry: Entry) -> Order:
         """An upper bound of the model's order, from the fastest that the machine can read its smallest weights."""
-        size, parameters = smallest_bytes(entry), entry.parameters or 0
-        if not size or not parameters or self._embeds:
-            return self._best_order(entry)
-        read_bytes = READ_SHARE * size * (entry.active_parameters or parameters) / parameters
-        tokens_per_s = self._engine.fastest_tokens_per_s(read_bytes, size, self._machine)
+        tokens_per_s = None if self._embeds else self._candidates.fastest_tokens_per_s(entry)
         if tokens_per_s is None:
             return self._best_order(entry)
         is_quick = round(tokens_per_s, 1) >= READING_TOKENS_PER_S
@@ -347,84 +306,3 @@ class _Search:
             return False, is_notable(entry, self._task), rank_of(entry, self._task)
         worth = rank_of(entry, self._task) + speed_points(math.inf)
         return not is_minor(entry), is_notable(entry, self._task), worth
-
-
-def task_for(entry: Entry, request: Request, session: Session = OFFLINE) -> Task:
-    """The task of a complete request for this model. Raises EdgekitError if the engine loads none of its files."""
-    resolved = ResolvedModel(name=entry.id, entry=entry)
-    return task_to_plan(resolved, replace(request, drafter=False), session)
-
-
-# --- stored answers
-
-
-def with_rounded_memory(machine: Machine) -> Machine:
-    """The machine with its free memory rounded down, to compare requests. A what-if machine stays as it is."""
-    if machine.what_if:
-        return machine
-
-    def rounded(size_bytes: int) -> int:
-        return size_bytes // STEP_BYTES * STEP_BYTES
-
-    host = machine.host
-    if host is not None:
-        limits = tuple(
-            replace(limit, limit_bytes=limit.used_bytes + rounded(limit.left_bytes))
-            for limit in host.limits
-        )
-        host = replace(host, free_bytes=rounded(host.free_bytes), limits=limits)
-    devices = (
-        replace(device, free_bytes=rounded(device.free_bytes), users=())
-        for device in machine.devices
-    )
-    return replace(machine, host=host, devices=tuple(devices))
-
-
-def key_of(request: Request, machine: Machine, entries: Iterable[Entry]) -> str:
-    """A hash of everything that a recommendation depends on: request, machine, catalog and versions.
-
-    Raises UsageError if EDGEKIT_LLAMA_VERSION is not a version.
-    """
-    engine, host = engine_named(request.engines[0]), machine.host
-    ram = None
-    if host is not None:
-        ram = (
-            host.usable_bytes,
-            host.limited_total_bytes,
-            host.total_bytes,
-            host.bandwidth_bytes_per_s,
-        )
-    cards = [replace(device, users=(), because="") for device in machine.devices]
-    identity = (
-        __version__,
-        engine.version(engine.default_setup()),
-        replace(request, machine=None),
-        (machine.system, machine.cores, ram, repr(cards), machine.measured),
-        [(entry, entry.header) for entry in entries],
-    )
-    return hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
-
-
-def _folder() -> Path | None:
-    """Where answers are stored: next to the cache of headers; None if nothing may be cached."""
-    headers = cache_folder()
-    return None if headers is None else headers.parent / "recommended"
-
-
-def store(key: str, answer: Mapping[str, Any]) -> None:
-    """Store an answer. Ignores write errors: stored answers only save time."""
-    folder = _folder()
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / f"{key}.json") as file:
-            file.write(json.dumps(answer).encode())
-        stored = folder.glob("*.json")
-        newest = sorted(stored, key=lambda path: path.stat().st_mtime, reverse=True)
-        oldest = time.time() - LEFTOVER_S
-        leftover = [path for path in folder.glob("*.part") if path.stat().st_mtime < oldest]
-        for path in (*newest[MOST_FILES:], *leftover):
-            path.unlink(missing_ok=True)
-    except (OSError, ValueError):
-        return

@@ -30,10 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments, unparsed = build_parser(words[0] if words else None).parse_known_args(words)
         # argparse leaves the second model of `check a.gguf --ram 8G b.gguf` unparsed
-        models: list[str] = getattr(arguments, "models", [])
-        if unparsed and (not models or any(word.startswith("-") for word in unparsed)):
+        several: list[str] | None = getattr(arguments, "models", None) or getattr(
+            arguments, "words", None
+        )
+        if unparsed and (several is None or any(word.startswith("-") for word in unparsed)):
             arguments.parser.reject(unparsed)
-        models += unparsed
+        if several is not None:
+            several += unparsed
     except UsageExit as wrong:
         words_before_dashes = words[: (*words, "--").index("--")]  # after "--" there are no flags
         if "--json" in words_before_dashes:

@@ -219,6 +219,63 @@ def add_recommend(commands: Commands) -> None:
     add_options(parser, {**DEVICES, **LIMITS})
 
 
+_SEARCH_EXAMPLES = """\
+A word is part of a model's name, family or publisher, a size or version, or a purpose: qwen, 27b, google, coding. All
+words have to match, in any order and spelling.
+
+examples:
+  edgekit search qwen coder --fits --device "RTX 4090" --ram 64G
+  edgekit search vision --fits --min-context 32k --license apache-2.0 --max-params 14B
+  edgekit search --task code --released-after 2026 --sort speed --limit 20
+
+--sort takes quality (default), speed, size, context, released, uses or name, the best first. Quality is the lower end
+of its 80 % interval, less what the quantisation costs; models without scores that few people use come last. Every
+figure is that of edgekit plan. Needs no network.
+exit codes: 0 models were found, 3 models match but none of them fits (--fits), or the engine cannot run there, 4 no
+model matches, 2 wrong usage
+"""
+
+
+def add_search(commands: Commands) -> None:
+    default, others = default_engine().name, either(planned_engines()[1:])
+    parser = add_command(
+        commands,
+        "search",
+        run="search:run_search",
+        usage="edgekit search [WORD ...] [--fits] [--task NAME] [--sort NAME] [--device NAME] [options]",
+        description="Which models of the index match, and how would they run on this machine, or on another? Lists "
+        "them with quantisation, download, context, memory, speed and quality.",
+        epilog=_SEARCH_EXAMPLES,
+        options={
+            "[WORD...]": "what to look for; none: every model",
+            "--fits": "only models that fit this machine, or the one that is named",
+            "--sort NAME": "order: quality (default), speed, size, context, released, uses or name",
+            "--limit N": "number of models to show (default 10)",
+            **JSON,
+            "--offline": "no effect: search never uses the network",
+            "which models": {
+                "--task NAME": "only models for this task: chat, code, reasoning, vision or embed",
+                "--family NAME": "only models of this family: qwen3, llama-3.1, gemma",
+                "--publisher NAME": "only models of this publisher: google, mistralai",
+                "--licence, --license NAME": "only models under this licence: apache-2.0, mit",
+                "--min-params SIZE": "least number of parameters: 7B, 500M",
+                "--max-params SIZE": "largest number of parameters: 40B",
+                "--released-after DATE": "only models released in this month or later: 2025-06",
+                "--exact": "only models whose geometry is their own, or proved equal",
+            },
+            "how to run them": {
+                "--engine NAME": f"engine to run them with: {default} (default), {others}",
+                **USERS,
+                "--min-context N": "shortest context to accept; without --fits, the shortest native context",
+                **JOB,
+                "--prefer-accurate-kv": "without -c, prefer an accurate KV cache to a longer context",
+            },
+        },
+    )
+    add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=CHOSEN_CONTEXT), QUANT))
+    add_options(parser, {**DEVICES, **LIMITS})
+
+
 _INSPECT_EXAMPLES = """
 examples:
   edgekit inspect Qwen/Qwen3-8B

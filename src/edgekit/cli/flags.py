@@ -129,7 +129,8 @@ def add_options(parser: Options, rows: Rows) -> None:
     """Add arguments written as --help shows them: {"-f, --file FILE": help, "title of a group": {"--json": help}}.
 
     A flag without a value is a switch; one with `NAME...` may be repeated; SECONDS are parsed. `MODEL` is a positional
-    argument: `[MODEL]` may be left out, and `MODEL...` takes several. Flags in a group named ONE_OF exclude each other.
+    argument: `[MODEL]` may be left out, `MODEL...` takes several, and `[MODEL...]` any number. Flags in a group named
+    ONE_OF exclude each other.
     """
     for row, content in rows.items():
         if not isinstance(content, str):
@@ -140,8 +141,10 @@ def add_options(parser: Options, rows: Rows) -> None:
             continue
         if not row.startswith("-"):
             word = row.strip("[.]")
-            if row.endswith("..."):
-                parser.add_argument(f"{word.lower()}s", metavar=word, nargs="+", help=content)
+            if word_count := {"...": "+", "..]": "*"}.get(row[-3:]):
+                parser.add_argument(
+                    f"{word.lower()}s", metavar=word, nargs=word_count, default=[], help=content
+                )
             else:
                 count = "?" if row.startswith("[") else None
                 parser.add_argument(word.lower(), metavar=word, nargs=count, help=content)

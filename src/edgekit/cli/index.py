@@ -20,11 +20,12 @@ from edgekit.app.index_update import (
 from edgekit.cli.console import open_session, screen
 from edgekit.engines.flags import read_number
 from edgekit.errors import EdgekitError, NotFoundError, UsageError
-from edgekit.index import entry_with_id, listed, most_used, read_index
+from edgekit.index import entry_with_id, most_used, read_index
+from edgekit.index.filters import Filters, select
 from edgekit.index.names import find_entry, find_model
 from edgekit.index.records import is_id
 from edgekit.index.store import forget_entry
-from edgekit.index.types import Index
+from edgekit.index.types import Index, ModelPurpose
 from edgekit.report.index import (
     added_text,
     changes_text,
@@ -49,18 +50,17 @@ def run_list(arguments: argparse.Namespace) -> str:
     """`index list`: the models that match the filters, the most used first. JSON has all of them without --limit."""
     limit = read_number("--limit", arguments.limit, 1)
     index = read_index()
-    matching = listed(
-        index,
-        kind=arguments.kind,
+    filters = Filters(
+        words=arguments.text or "",
+        kind=None if arguments.kind is None else ModelPurpose(arguments.kind),
         family=arguments.family,
         publisher=arguments.publisher,
         licence=arguments.licence,
-        text=arguments.text,
         exact=arguments.exact,
     )
     entries = [
         entry
-        for entry in most_used(matching)
+        for entry in most_used(select(index.entries, filters.conditions()).entries)
         if not (arguments.packaged if entry.is_users else arguments.user)
     ]
     if limit is None and not arguments.all and not arguments.json:

@@ -21,6 +21,7 @@ Commands: TypeAlias = "_SubParsersAction[argparse.ArgumentParser]"
 # which function runs it: MODULE:FUNCTION of this package, imported when the command runs.
 COMMANDS = {
     "recommend": "the best models for this machine, or for another",
+    "search": "the models of the index that match: by name, licence, size, quality, and whether they fit",
     "plan": "how to run it: every setting chosen, with reasons and commands",
     "check": "will it fit on this machine, or on another?",
     "inspect": "what a model is, from its header alone",
@@ -45,8 +46,8 @@ examples:
   edgekit plan qwen3-30b-a3b --device "RTX 4090" --ram 64G
 
 exit codes: 0 done, 1 a prediction outside its bounds (verify), tight (check --strict) or output that cannot be written,
-2 wrong usage or refused by the engine, 3 does not fit (check, plan, recommend, run, serve, embed), 4 not found, no
-access or no network, 5 unreadable or unsupported
+2 wrong usage or refused by the engine, 3 does not fit (check, plan, recommend, search, run, serve, embed), 4 not found,
+no access or no network, 5 unreadable or unsupported
 """
 
 

@@ -71,41 +71,6 @@ def related_entries(entry: Entry) -> tuple[Entry, ...]:
     return (*users, *related.values())
 
 
-def listed(
-    index: Index,
-    *,
-    kind: str | None = None,
-    family: str | None = None,
-    publisher: str | None = None,
-    licence: str | None = None,
-    text: str | None = None,
-    exact: bool = False,
-) -> list[Entry]:
-    """The models that meet every condition, in the order of the index.
-
-    `family` and `licence` are how a name begins; `publisher` is part of the publisher's name or of its account on the
-    hub; `text`: words that are all in the id or the repository. `exact`: only models with a geometry of their own.
-    """
-    from edgekit.units import Basis
-
-    words = (text or "").lower().split()
-
-    def matches(entry: Entry) -> bool:
-        names = f"{entry.id} {entry.repository or ''}".lower()
-        account = (entry.repository or "").rpartition("/")[0]
-        makers = f"{entry.publisher or ''} {account}".lower()
-        return (
-            (kind is None or kind in {purpose.value for purpose in entry.kinds})
-            and entry.family.lower().startswith((family or "").lower())
-            and (not publisher or publisher.lower() in makers)
-            and (entry.licence or "").lower().startswith((licence or "").lower())
-            and all(word in names for word in words)
-            and (not exact or (entry.has_geometry and entry.basis is Basis.EXACT))
-        )
-
-    return [entry for entry in index.entries if matches(entry)]
-
-
 def most_used(entries: Iterable[Entry]) -> list[Entry]:
     """The models that the user added, then the most used ones first."""
     return sorted(entries, key=lambda entry: (not entry.is_users, -entry.uses, entry.id))

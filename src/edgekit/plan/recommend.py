@@ -27,7 +27,7 @@ from edgekit.plan.plan import Plan
 
 _VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?=-|$)")
 
-# In points of quality (docs/decisions/0012-quality.md). Chat slower than reading, or a book that takes minutes to
+# In points of quality (docs/decisions/0013-quality.md). Chat slower than reading, or a book that takes minutes to
 # embed, is felt more than a better answer; speed beyond that is worth little.
 POINTS_PER_DOUBLING = 1.0  # above reading speed
 MOST_DOUBLINGS = 3.0
@@ -87,6 +87,11 @@ def is_notable(entry: Entry, task: ModelPurpose) -> bool:
             return entry.is_users or entry.uses >= LEAST_USES_UNMEASURED
 
 
+def suits_task(entry: Entry, task: ModelPurpose) -> bool:
+    """Whether the model can be offered for the task at all."""
+    return suits(entry.repository or entry.id, task, facts=_facts(entry))
+
+
 def version_of(name: str) -> tuple[str, tuple[int, ...]]:
     """'qwen3.6-27b' -> ('qwen-27b', (3, 6)): the model without its version, and the version."""
     match = _VERSION.search(name.lower())
@@ -103,11 +108,7 @@ def root_of(family: str) -> str:
 
 def ranked_for(task: ModelPurpose, entries: Iterable[Entry]) -> list[Entry]:
     """The models for the purpose, the best first. One of which nothing but the name is known is left out."""
-    suited = [
-        entry
-        for entry in entries
-        if entry.has_geometry and suits(entry.repository or entry.id, task, facts=_facts(entry))
-    ]
+    suited = [entry for entry in entries if entry.has_geometry and suits_task(entry, task)]
 
     def order(entry: Entry) -> tuple[bool, float, float, str]:
         return not is_notable(entry, task), -rank_of(entry, task), -entry.uses, entry.id

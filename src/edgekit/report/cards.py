@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from edgekit.app.search import runs_on
 from edgekit.bill.types import Lever
 from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED
@@ -198,9 +199,6 @@ def _row(number: int, suggestion: Suggestion) -> tuple[str, ...]:
     rates = None if speed is None else speed.decode
     if speed is not None and ModelPurpose.EMBEDDING in entry.kinds:
         rates = speed.prefill  # an embedding model generates nothing
-    cards, off = plan.result.way.cards, engine_named(plan.task.engine).offload(plan.result)
-    where = "GPU" if len(cards) == 1 else f"{len(cards)} GPUs"
-    where += " + CPU" if off.layers or off.experts else ""
     return (
         str(number),
         printable(entry.id),
@@ -209,7 +207,7 @@ def _row(number: int, suggestion: Suggestion) -> tuple[str, ...]:
         window_words(plan.result, plan.context_tokens, plan.task.users or 1),
         used_words(plan.result).removesuffix(" +RAM"),
         "?" if rates is None else typical_figure(rates),
-        "CPU" if not cards or off.everything else where,
+        runs_on(plan.result),
     )
 
 

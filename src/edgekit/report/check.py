@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 VERDICTS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does not fit"}
 K_TOKENS = 1024
 MIN_TOKENS_PER_S = 0.05  # a lower speed is shown as "less than 0.1"
-_DEFAULT_CACHES = frozenset({"", "f16", "bf16", "16 bit", "auto"})
+DEFAULT_CACHES = frozenset({"", "f16", "bf16", "16 bit", "auto"})
 _CACHE_BITS = {
     **dict.fromkeys(("q8_0", "8 bit", "fp8"), "an 8-bit"),
     **dict.fromkeys(("q4_0", "4 bit"), "a 4-bit"),
@@ -262,7 +262,7 @@ def concurrency(result: Verdict) -> float | None:
 def cache_words(result: Verdict) -> str:
     """'an 8-bit cache'; '' for the engine's default, and for a model without a cache."""
     name = result.cache
-    if name in _DEFAULT_CACHES or not result.estimate.kv_cache_bytes:
+    if name in DEFAULT_CACHES or not result.estimate.kv_cache_bytes:
         return ""
     article = "an" if name.startswith("f") else "a"  # 'an fp8 cache', 'a q5_1 cache'
     cache = _CACHE_BITS.get(name, f"{article} {name}")

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from edgekit.app.recommend import complete
+from edgekit.app.candidates import complete
 from edgekit.errors import NotFoundError
 from edgekit.index.names import find_entry
 from edgekit.report.index import entry_json
@@ -143,7 +143,7 @@ def index_entry(request: Request, id: str) -> Response:  # noqa: A002 - its name
 
 # --- jobs, and server-sent events
 
-_CALLS = ("inspect", "estimate", "check", "plan", "recommend")
+_CALLS = ("inspect", "estimate", "check", "plan", "recommend", "search")
 _STREAM_HEADERS = {"X-Accel-Buffering": "no"}  # an nginx in front forwards each event at once
 
 jobs_router = APIRouter(prefix=JOBS, tags=["jobs"])

@@ -17,12 +17,14 @@ from edgekit.app.inspect import inspect
 from edgekit.app.open import file_at, quantised
 from edgekit.app.plan import check_engine, plan_named
 from edgekit.app.recommend import recommend
+from edgekit.app.search import Question, search
 from edgekit.engines import every_engine
 from edgekit.engines.flags import Control, Flag, Whole
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 from edgekit.formats.types import Depth
-from edgekit.index import listed, most_used, read_index
+from edgekit.index import most_used, read_index
+from edgekit.index.filters import Filters, select
 from edgekit.index.types import ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.report.bill import bill_json
@@ -35,6 +37,7 @@ from edgekit.report.json import SCHEMA
 from edgekit.report.json import fields as json_fields
 from edgekit.report.plan import plan_json
 from edgekit.report.plot import curves_json
+from edgekit.report.search import search_json
 from edgekit.report.tables import answers_json
 from edgekit.request import Request, Session
 from edgekit.web import requests
@@ -182,6 +185,11 @@ def _recommend(state: WebState, fields: Any, watch: CallWatch) -> Json:
     return cards_json(recommend(_request(state, fields), _session(state, watch)))
 
 
+def _search(state: WebState, fields: Any, watch: CallWatch) -> Json:
+    question = Question.from_fields(fields.model_dump(exclude_none=True))
+    return search_json(search(question, _request(state, fields), _session(state, watch)))
+
+
 def _fit(state: WebState, fields: Any, watch: CallWatch) -> Json:
     request = _request(state, fields)
     with _open_model(state, fields, request, watch) as model:
@@ -200,7 +208,9 @@ def _index(state: WebState, fields: Any, _: CallWatch) -> Json:
     kinds = [kind.value for kind in ModelPurpose]
     if fields.kind is not None and fields.kind not in kinds:
         raise UsageError(f"kind: {fields.kind[:40]!r} must be one of {', '.join(kinds)}")
-    entries = most_used(listed(index, kind=fields.kind, family=fields.family))
+    kind = None if fields.kind is None else ModelPurpose(fields.kind)
+    filters = Filters(kind=kind, family=fields.family)
+    entries = most_used(select(index.entries, filters.conditions()).entries)
     if fields.checked:
         on_page = {entry.id for entry in checked_entries(index)}
         entries = [entry for entry in entries if entry.id in on_page]
@@ -290,6 +300,12 @@ CALLS: dict[str, Call] = {
         requests.RECOMMEND,
         _recommend,
         "Recommend models for this machine, or for another one",
+        is_long=True,
+    ),
+    "search": Call(
+        requests.SEARCH,
+        _search,
+        "Search the index: by name, licence, size, quality, and whether models fit a machine",
         is_long=True,
     ),
     "fit": Call(requests.FIT, _fit, "Check one set of settings against a machine"),

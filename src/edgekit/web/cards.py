@@ -24,9 +24,9 @@ from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import NamedTuple
 
+from edgekit.app.candidates import with_rounded_memory
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.plan import plan_model, task_to_plan
-from edgekit.app.recommend import with_rounded_memory
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError

@@ -265,3 +265,30 @@ CARDS = _call_fields("CardsRequest", _PLANNED, _MACHINE, one_engine=True)
 DEVICES = _call_fields("DevicesRequest")
 ENGINES = _call_fields("EnginesRequest")
 INDEX = _call_fields("IndexRequest", "kind family checked")
+SEARCH = _call_fields(
+    "SearchRequest",
+    {
+        "words": _optional(
+            Word,
+            "what has to be in names, publisher or purposes, in any order",
+            examples=["qwen coder"],
+        ),
+        "fits": _optional(bool, "only models that fit the machine"),
+        "sort": _optional(Word, "quality (default), speed, size, context, released, uses or name"),
+        "publisher": _optional(Word, "only models of this publisher: google, mistralai"),
+        "licence": _optional(Word, "only models under this licence: apache-2.0, mit"),
+        "min_params": _optional(Word, "least number of parameters: 7B, 500M"),
+        "max_params": _optional(Word, "largest number of parameters: 40B"),
+        "released_after": _optional(Word, "only models released in this month or later: 2025-06"),
+        "exact": _optional(bool, "only models whose geometry is their own, or proved equal"),
+    },
+    "family",
+    {"task": _optional(Word, "only models for this task: chat, code, reasoning, vision or embed")},
+    _PLANNED,
+    _engine_fields(()),
+    {QUANT.key: _optional(Word, QUANT.help)},
+    _PLAN,
+    {"limit": _optional(Word, "number of models (default 10)")},
+    _MACHINE,
+    one_engine=True,
+)

@@ -12,7 +12,8 @@ from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import is_within, rated
 
-from edgekit.app.recommend import SLOW, TOO_LARGE, Recommendation, complete, find_best, task_for
+from edgekit.app.candidates import TOO_LARGE, complete, task_for
+from edgekit.app.recommend import SLOW, Recommendation, find_best
 from edgekit.bill.types import ChangeKind
 from edgekit.errors import HardwareError
 from edgekit.index import read_index

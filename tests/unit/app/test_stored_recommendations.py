@@ -14,13 +14,8 @@ from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, host
 from tests.unit.plan.tasks import rated
 
-from edgekit.app.recommend import (
-    MOST_FILES,
-    STEP_BYTES,
-    Recommendation,
-    recommend,
-    with_rounded_memory,
-)
+from edgekit.app.candidates import MOST_FILES, STEP_BYTES, with_rounded_memory
+from edgekit.app.recommend import Recommendation, recommend
 from edgekit.index import read_index
 from edgekit.index.types import Index
 from edgekit.machine.types import Machine, MemoryLimit

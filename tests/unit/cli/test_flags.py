@@ -15,22 +15,22 @@ from edgekit.errors import UsageError
 MODEL = "qwen3-0.6b"
 CARD = ("--device", "RTX 4090")
 COMMANDS_OF: dict[str, set[str]] = {
-    "--device": {"check", "plan", "recommend", "compare", "estimate", "hardware"},
-    "--gpu": {"check", "plan", "recommend", "compare", "estimate", "hardware"},
-    "--vram": {"check", "plan", "recommend", "compare", "estimate", "hardware"},
-    "--ram": {"check", "plan", "recommend", "compare", "hardware"},
-    "--quant": {"check", "plan", "compare", "estimate", "inspect", "verify", "run", "serve"},
-    "--users": {"check", "plan", "recommend", "compare", "estimate", "serve"},
-    "--min-context": {"check", "plan", "recommend", "compare", "run", "serve"},
-    "--job": {"check", "plan", "recommend"},
-    "-c": {"check", "plan", "recommend", "compare", "estimate", "verify", "run", "serve"},
+    "--device": {"check", "plan", "recommend", "search", "compare", "estimate", "hardware"},
+    "--gpu": {"check", "plan", "recommend", "search", "compare", "estimate", "hardware"},
+    "--vram": {"check", "plan", "recommend", "search", "compare", "estimate", "hardware"},
+    "--ram": {"check", "plan", "recommend", "search", "compare", "hardware"},
+    "--quant": {"check", "plan", "search", "compare", "estimate", "inspect", "verify", "run", "serve"},
+    "--users": {"check", "plan", "recommend", "search", "compare", "estimate", "serve"},
+    "--min-context": {"check", "plan", "recommend", "search", "compare", "run", "serve"},
+    "--job": {"check", "plan", "recommend", "search"},
+    "-c": {"check", "plan", "recommend", "search", "compare", "estimate", "verify", "run", "serve"},
     "-ctk": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},
     "-ctv": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},
     "-ngl": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},
-    "--engine": {"check", "plan", "recommend", "compare", "estimate", "run", "serve"},
+    "--engine": {"check", "plan", "recommend", "search", "compare", "estimate", "run", "serve"},
     "--json": set(build_parser().commands) - {"index", "catalog"},
     "--offline": {
-        "check", "plan", "recommend", "compare", "estimate", "inspect", "verify", "run", "serve", "web", "embed",
+        "check", "plan", "recommend", "search", "compare", "estimate", "inspect", "verify", "run", "serve", "web", "embed",
     },
 }  # fmt: skip
 
@@ -136,7 +136,7 @@ def test_flag_of_other_commands_is_an_error_that_names_them(
     usage, message = usage_error(capsys, "run", MODEL, "--ram", "8G")
     assert usage.startswith("usage: edgekit run MODEL")
     assert message == (
-        "edgekit run: error: run has no flag --ram; it is a flag of recommend, plan, check, compare, hardware"
+        "edgekit run: error: run has no flag --ram; it is a flag of recommend, search, plan, check, compare, hardware"
     )
 
 
@@ -147,7 +147,7 @@ def test_unknown_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -
     assert usage_error(capsys, "index", "lst")[-1] == (
         "edgekit index: error: unknown action 'lst'. Did you mean: list?"
     )
-    assert "choose one of recommend, plan, check" in usage_error(capsys, "xyzzy")[-1]
+    assert "choose one of recommend, search, plan" in usage_error(capsys, "xyzzy")[-1]
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def test_catalog_is_an_alias(capsys: pytest.CaptureFixture[str]) -> None:
         (("--license", "mit"), "licence", lambda name: name.startswith("mit")),
         (
             ("--text", "Qwen coder"),
-            "repository",
-            lambda name: {"qwen", "coder"} <= set(re.findall("qwen|coder", name.lower())),
+            "kinds",  # "coder" in the name makes it a model for code
+            lambda kinds: "code" in kinds,
         ),
         (("--exact",), "geometry", lambda basis: basis == "exact"),
     ],

@@ -24,7 +24,8 @@ from tests.unit.report.plans import (
     two_cards,
 )
 
-from edgekit.app.recommend import Recommendation, complete, find_best
+from edgekit.app.candidates import complete
+from edgekit.app.recommend import Recommendation, find_best
 from edgekit.index import read_index
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor

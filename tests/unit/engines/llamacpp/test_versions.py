@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.recorded import DATA, engine_models, gguf_files, gguf_header, header_bytes
 
-from edgekit.app.recommend import key_of
+from edgekit.app.candidates import key_of
 from edgekit.bill.types import Component
 from edgekit.cli import main
 from edgekit.engines import engine_named

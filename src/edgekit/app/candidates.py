@@ -1,0 +1,204 @@
+"""Models of the index on one machine: their plans, why some cannot run, and answers that are stored on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgekit import __version__
+from edgekit.app.estimate import check_one_engine
+from edgekit.app.open import ResolvedModel
+from edgekit.app.plan import task_to_plan
+from edgekit.bill.types import Task
+from edgekit.engines import default_engine, engine_named
+from edgekit.errors import (
+    EdgekitError,
+    HeaderLimitError,
+    RefusedError,
+    UnknownArchitectureError,
+)
+from edgekit.index.types import Entry
+from edgekit.machine.types import Machine
+from edgekit.plan.plan import Plan, check_planned, make_plan
+from edgekit.plan.recommend import smallest_bytes
+from edgekit.request import Request, Session, read_quant
+from edgekit.sources.cache import cache_folder
+from edgekit.sources.local import read_small, replacing
+from edgekit.sources.types import Reach
+from edgekit.units import MIB
+
+OFFLINE = Session(reach=Reach(network=False))
+TOO_LARGE = "too large"
+# At least this share of the active weights is read for each token: of an embedding table only one row is, and such
+# tables are half of gemma-4-e2b.
+READ_SHARE = 0.5
+STEP_BYTES = 256 * MIB  # smaller changes of the free memory do not need a new search
+MAX_STORED_BYTES = 128 * 1024  # a stored answer has 1 to 60 KB
+LEFTOVER_S = 3600  # age at which an unfinished file is certainly abandoned
+MOST_FILES = 64  # stored answers; the oldest are removed
+
+
+def complete(request: Request) -> Request:
+    """The request with its machine and one engine. Raises UsageError."""
+    check_one_engine(request)
+    engine = request.engine or default_engine().name
+    check_planned(engine)
+    engine_named(engine).check_limits(request.reserve_bytes, request.max_use)
+    return replace(request, engines=(engine,), machine=request.find_machine())
+
+
+def task_for(entry: Entry, request: Request, session: Session = OFFLINE) -> Task:
+    """The task of a complete request for this model. Raises EdgekitError if the engine loads none of its files."""
+    resolved = ResolvedModel(name=entry.id, entry=entry, quant=request.quant)
+    return task_to_plan(resolved, replace(request, drafter=False), session)
+
+
+def why_skipped(error: EdgekitError) -> str:
+    """The reason to count for a model that cannot be planned."""
+    if isinstance(error, RefusedError | UnknownArchitectureError):
+        return "not supported by the engine"
+    return "damaged or incomplete"
+
+
+class Candidates:
+    """Models on the machine and engine of a complete request. Models that share a geometry are planned once."""
+
+    def __init__(self, request: Request, session: Session) -> None:
+        self._request, self._session = request, session
+        self._machine, self._engine = request.find_machine(), engine_named(request.engines[0])
+        self._capacity_bytes = sys.maxsize  # with --reserve, only the plan decides what fits
+        if request.reserve_bytes is None:
+            self._capacity_bytes = self._engine.capacity_bytes(self._machine)
+        self.devices_bytes = sum(card.free_bytes for card in self._engine.devices(self._machine))
+        self._plans: dict[object, Plan] = {}
+
+    def plan(self, entry: Entry) -> Plan:
+        """The plan without its expensive parts, which says so if nothing fits. Raises EdgekitError."""
+        self._session.tell(f"planning {entry.id}")
+        task = task_for(entry, self._request, self._session)
+        variants = tuple((variant.name, variant.reference) for variant in task.variants)
+        native = task.model.geometry.native_context
+        key = (entry.geometry or entry.id, entry.basis, native, task.start, variants)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = make_plan(task, thorough=False, helpful=False)
+        its_own = replace(plan.task, label=task.label, repository=task.repository)
+        return replace(plan, task=its_own)
+
+    def weights_bytes(self, entry: Entry) -> int:
+        """The least that its weights can take: at the requested quantisation, or the smallest good one; 0: unknown."""
+        if self._request.quant is None:
+            return smallest_bytes(entry)
+        size = entry.size(read_quant(self._engine.name, self._request.quant))
+        return 0 if size is None else size.tensor_bytes
+
+    def is_too_large(self, entry: Entry) -> bool:
+        """Whether its weights alone exceed what the engine may use."""
+        return self.weights_bytes(entry) > self._capacity_bytes
+
+    def fastest_tokens_per_s(self, entry: Entry) -> float | None:
+        """An upper bound of its speed: the machine reads nothing but its smallest weights. None if unknown."""
+        size, parameters = self.weights_bytes(entry), entry.parameters or 0
+        if not size or not parameters:
+            return None
+        active = entry.active_parameters or parameters
+        read_bytes = READ_SHARE * size * active / parameters
+        # What each token reads may all be on the devices, and in RAM only experts that are hardly ever chosen.
+        held_bytes = size if active == parameters else math.ceil(read_bytes)
+        return self._engine.fastest_tokens_per_s(read_bytes, held_bytes, self._machine)
+
+
+# --- stored answers
+
+
+def with_rounded_memory(machine: Machine) -> Machine:
+    """The machine with its free memory rounded down, to compare requests. A what-if machine stays as it is."""
+    if machine.what_if:
+        return machine
+
+    def rounded(size_bytes: int) -> int:
+        return size_bytes // STEP_BYTES * STEP_BYTES
+
+    host = machine.host
+    if host is not None:
+        limits = tuple(
+            replace(limit, limit_bytes=limit.used_bytes + rounded(limit.left_bytes))
+            for limit in host.limits
+        )
+        host = replace(host, free_bytes=rounded(host.free_bytes), limits=limits)
+    devices = (
+        replace(device, free_bytes=rounded(device.free_bytes), users=())
+        for device in machine.devices
+    )
+    return replace(machine, host=host, devices=tuple(devices))
+
+
+def key_of(
+    request: Request, machine: Machine, entries: Iterable[Entry], question: object = None
+) -> str:
+    """A hash of everything that an answer depends on: request, machine, models, versions, and what else was asked.
+
+    Raises UsageError if EDGEKIT_LLAMA_VERSION is not a version.
+    """
+    engine, host = engine_named(request.engines[0]), machine.host
+    ram = None
+    if host is not None:
+        ram = (
+            host.usable_bytes,
+            host.limited_total_bytes,
+            host.total_bytes,
+            host.bandwidth_bytes_per_s,
+        )
+    cards = [replace(device, users=(), because="") for device in machine.devices]
+    identity = (
+        __version__,
+        engine.version(engine.default_setup()),
+        replace(request, machine=None),
+        (machine.system, machine.cores, ram, repr(cards), machine.measured),
+        [(entry, entry.header) for entry in entries],
+        question,
+    )
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
+
+
+def _folder() -> Path | None:
+    """Where answers are stored: next to the cache of headers; None if nothing may be cached."""
+    headers = cache_folder()
+    return None if headers is None else headers.parent / "recommended"
+
+
+def read_stored(key: str) -> Any:
+    """The stored answer, as its JSON; None if there is none, or it is damaged."""
+    folder = _folder()
+    if folder is None:
+        return None
+    try:
+        return json.loads(read_small(folder / f"{key}.json", limit=MAX_STORED_BYTES) or b"null")
+    except (HeaderLimitError, ValueError, RecursionError):
+        return None
+
+
+def store(key: str, answer: Mapping[str, Any]) -> None:
+    """Store an answer. Ignores write errors: stored answers only save time."""
+    folder = _folder()
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / f"{key}.json") as file:
+            file.write(json.dumps(answer).encode())
+        stored = folder.glob("*.json")
+        newest = sorted(stored, key=lambda path: path.stat().st_mtime, reverse=True)
+        oldest = time.time() - LEFTOVER_S
+        leftover = [path for path in folder.glob("*.part") if path.stat().st_mtime < oldest]
+        for path in (*newest[MOST_FILES:], *leftover):
+            path.unlink(missing_ok=True)
+    except (OSError, ValueError):
+        return
