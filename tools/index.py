@@ -58,6 +58,8 @@ PURPOSES = {
     "vision": ModelPurpose.VISION,
     "embedding": ModelPurpose.EMBEDDING,
 }
+# Models whose config was copied for its text alone: it names an encoder that the released model does not have.
+WITHOUT_ENCODER = {"google/gemma-4-12b-it"}
 # Mixes whose sizes are estimated for a model of which only the number of parameters is known.
 USUAL_MIXES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "Q2_K")
 
@@ -318,6 +320,8 @@ def read_geometries() -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[s
     with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     own = {row["hub_id"].lower(): row for row in rows if "config" in row}
+    for name in WITHOUT_ENCODER & own.keys():
+        own[name]["config"].pop("vision_config", None)
     return own, {row["hub_id"].lower(): row for row in rows if "like" in row}
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.hub.hub_files import safetensors_header
 from tests.hub.raw_server import RawServer, Request, Script, Send, hub_script, response
 from tests.patience import PATIENCE_S
 from tests.runnable import write_chatting
@@ -242,3 +243,103 @@ def test_download_of_a_name_without_a_known_repository(
 ) -> None:
     assert main(("download", "qwen3-0.6b:TQ2_0", "--offline")) == 2
     assert "no known repository has a GGUF of qwen3-0.6b at TQ2_0" in capsys.readouterr().err
+
+
+def small_hub(
+    raw_server: Callable[[Script], RawServer],
+    files: dict[str, bytes],
+    *,
+    missing: tuple[str, ...] = (),
+) -> RawServer:
+    """A hub where every repository has these files, except those of `missing`, which do not exist."""
+
+    def send_file(request: Request, send: Send) -> None:
+        body = files[request.line.split()[1].rpartition("/")[2]]
+        send(response("200 OK", {"Content-Length": str(len(body))}) + body)
+
+    found = hub_script(files, send_file)
+
+    def script(request: Request, send: Send) -> None:
+        if any(f"/{repository}/" in request.line for repository in missing):
+            send(response("404 Not Found", {"X-Error-Code": "RepoNotFound", "Content-Length": "0"}))
+        else:
+            found(request, send)
+
+    return raw_server(script)
+
+
+def got(server: RawServer) -> list[str]:
+    """The names of the files that were fetched, in order."""
+    return [request.line.split()[1].rpartition("/")[2] for request in downloads(server)]
+
+
+def test_download_of_a_vision_model_has_the_projector_that_llama_cpp_would_load(
+    raw_server: Callable[[Script], RawServer],
+    content: bytes,
+    hub_cache: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = {FILE: content, "mmproj-F32.gguf": b"F32", "mmproj-Q8_0.gguf": b"Q8"}
+    server = small_hub(raw_server, files)
+    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    assert main(("download", "gemma-3-4b:Q8_0", "--no-mmproj", "--json")) == 0
+    assert len(json.loads(capsys.readouterr().out)["files"]) == 1
+    assert main(("download", "gemma-3-4b:Q8_0", "--json")) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [Path(path).name for path in answer["files"]] == [FILE, "mmproj-Q8_0.gguf"]
+    assert (answer["downloaded_bytes"], answer["size_bytes"]) == (2, len(content) + 2)
+    assert got(server) == [FILE, "mmproj-Q8_0.gguf"]  # the weights were not fetched again
+    before = len(server.requests)
+    assert main(("download", "gemma-3-4b:Q8_0")) == 0
+    assert "on this machine already" in capsys.readouterr().out
+    assert len(server.requests) == before
+
+
+@pytest.mark.parametrize("words", [("qwen3-8b:4bit",), ("Qwen3 8B", "--quant", "4bit")])
+def test_download_of_a_name_for_mlx_has_the_tokenizer_and_the_weights_last(
+    raw_server: Callable[[Script], RawServer],
+    hub_cache: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+) -> None:
+    weights = safetensors_header() + bytes(4096)
+    texts = ("chat_template.jinja", "tokenizer.json", "tokenizer.model")
+    config = json.dumps({"model_type": "llama"}).encode()
+    files = {"README.md": b"-", "config.json": config, "model.safetensors": weights}
+    server = small_hub(
+        raw_server, files | dict.fromkeys(texts, b"{}"), missing=("Qwen/Qwen3-8B-MLX-4bit",)
+    )
+    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    assert main(("download", *words)) == 0
+    first, path = capsys.readouterr().out.splitlines()
+    assert first.startswith("mlx-community/Qwen3-8B-4bit, ")
+    assert Path(path).read_bytes() == weights
+    *others, last = [name for name in got(server) if name != "config.json"]
+    assert (sorted(others), last) == ([*texts], "model.safetensors")
+    before = len(server.requests)
+    assert main(("download", *words, "--offline")) == 0
+    assert len(server.requests) == before
+
+
+def test_download_says_which_repositories_are_gone(
+    raw_server: Callable[[Script], RawServer],
+    hub_cache: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = ("Qwen", "mlx-community", "lmstudio-community")
+    monkeypatch.setenv("HF_ENDPOINT", small_hub(raw_server, {}, missing=gone).address)
+    assert main(("download", "qwen3-8b:4bit")) == 4
+    assert "none of Qwen/Qwen3-8B-MLX-4bit, mlx-community/Qwen3-8B-4bit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("quant", ["XX", "TQ2_0"])
+def test_download_refuses_a_quantisation_that_no_repository_has(
+    quant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(("download", "qwen3-8b", "--quant", quant, "--offline")) == 2
+    assert (
+        f"no known repository has a GGUF of qwen3-8b at {quant} (known: " in capsys.readouterr().err
+    )

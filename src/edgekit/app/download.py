@@ -7,17 +7,27 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgekit.app.open import open_named
-from edgekit.app.run import catalog_name, published_files
+from edgekit.app.open import DEFAULT_MIX, open_named
+from edgekit.app.run import none_found, published_files
 from edgekit.engines import default_engine
-from edgekit.errors import NotFoundError, RemoteNotFoundError, SourceError, UsageError
+from edgekit.errors import (
+    NotFoundError,
+    RemoteAccessError,
+    RemoteInspectError,
+    RemoteNotFoundError,
+    SourceError,
+    UsageError,
+)
+from edgekit.index import entry_with_id
+from edgekit.index.names import entry_named, is_path
+from edgekit.index.repositories import Form, model_at, repositories_of
+from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.probes import detect
 from edgekit.request import Request, Session
-from edgekit.sources.download import Download, local_files
+from edgekit.sources import hub_model_of
+from edgekit.sources.download import Download, download_model, local_files
 from edgekit.sources.local import is_here
-from edgekit.sources.types import ModelFiles, Origin
-
-USUAL_MIX = "Q4_K_M"  # of a model whose memory is not known well enough to choose for the machine
+from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,28 +35,22 @@ class Downloaded:
     """The files of a model, which are on this machine now."""
 
     label: str  # "unsloth/Qwen3-8B-GGUF:Q4_K_M"
-    files: tuple[Path, ...]
-    size_bytes: int  # of all files of weights
+    files: tuple[Path, ...]  # the weights, and the image projector of a GGUF
+    size_bytes: int  # of all of them
     downloaded_bytes: int  # 0: they were on this machine already
 
 
-def download(reference: str, session: Session) -> Downloaded:
+def download(
+    reference: str, session: Session, *, quant: str | None = None, projector: bool = True
+) -> Downloaded:
     """Download what `reference` means, unless it is on this machine. Raises SourceError or UsageError.
 
-    `session.confirm` is called with what will be downloaded, once the disk has room for it.
+    `quant`: a quantisation of a name of the index. `projector`: a vision model gets the image projector that llama.cpp
+    loads with it. `session.confirm` is called with what will be downloaded, once the disk has room for it.
     """
     if is_here(reference):
         raise UsageError(f"{reference} is a file or folder on this machine already")
-    named = catalog_name(reference)
-    if named is None:
-        references: tuple[str, ...] = (reference,)
-    else:
-        entry, quant = named
-        if quant is None and not entry.has_geometry:
-            quant = USUAL_MIX
-        request = Request(engines=(default_engine().name,), machine=detect())
-        resolved = open_named(f"catalog:{entry.id}")
-        references = published_files(resolved, entry.id, quant, request)[1]
+    entry, references = _known_repositories(reference, quant)
     fetched = 0
 
     def confirm(download: Download) -> bool:
@@ -56,13 +60,10 @@ def download(reference: str, session: Session) -> Downloaded:
         fetched = download.size_bytes
         return True
 
-    files = _first_found(references, session, confirm)
+    files = _first_found(reference, entry, references, session, confirm, projector=projector)
     if files.origin is Origin.SAMPLE:
         raise UsageError(f"{reference} is a sample header: there is nothing to download")
-    paths = []
-    for weights in files.weights:
-        with closing(weights.open()) as opened:
-            paths.append(Path(opened.name))
+    paths = [*map(_path_of, (*files.weights, *(files.projectors[:1] if projector else ())))]
     return Downloaded(
         label=files.label,
         files=tuple(paths),
@@ -71,15 +72,96 @@ def download(reference: str, session: Session) -> Downloaded:
     )
 
 
+def _path_of(file: ModelFile) -> Path:
+    with closing(file.open()) as opened:
+        return Path(opened.name)
+
+
+def _known_repositories(reference: str, quant: str | None) -> tuple[Entry | None, tuple[str, ...]]:
+    """The model of the index that is meant, and the repositories that have it, the best first. Any other reference is
+    itself the only one.
+
+    Raises UsageError if no repository is known.
+    """
+    match = None
+    if "/" not in reference and not is_path(reference):
+        match = entry_named(reference, absolute=False)
+    if match is None or match.entry.is_users:
+        model = hub_model_of(reference)
+        known = None if model is None else model_at(model.repo)
+        named = reference if quant is None else f"{reference}:{quant}"
+        return None if known is None else entry_with_id(known[0]), (named,)
+    entry, quant = match.entry, quant or match.quant
+    if quant is not None:  # of an engine that loads safetensors: 4bit, AWQ, FP8
+        others = [row for row in repositories_of(entry.id) if row.form not in _LLAMA_CPP]
+        names = tuple(row.name for row in others if row.tag(quant) is not None)
+        ggufs = repositories_of(entry.id, Form.GGUF)
+        if names and all(row.tag(quant) is None for row in ggufs):
+            return entry, names
+    elif not entry.has_geometry:
+        quant = DEFAULT_MIX  # its memory is not known well enough to choose for the machine
+    request = Request(engines=(default_engine().name,), machine=detect())
+    resolved = open_named(f"catalog:{entry.id}")
+    return entry, published_files(resolved, entry.id, quant, request)[1]
+
+
+_LLAMA_CPP = (Form.GGUF, Form.OLLAMA, Form.ORIGINAL)
+
+
 def _first_found(
-    references: tuple[str, ...], session: Session, confirm: Callable[[Download], bool]
+    name: str,
+    entry: Entry | None,
+    references: tuple[str, ...],
+    session: Session,
+    confirm: Callable[[Download], bool],
+    *,
+    projector: bool,
 ) -> ModelFiles:
     """The files of the first reference that can be had: one that is here already, else one that is downloaded."""
     offline = replace(session.reach, network=False)
+    sees = projector and entry is not None and ModelPurpose.VISION in entry.kinds
     for reference in references:
         with suppress(SourceError):
-            return local_files(reference, offline, None)
-    for reference in references[:-1]:
-        with suppress(NotFoundError, RemoteNotFoundError):  # a repository may be gone: try the next
-            return local_files(reference, session.reach, confirm)
-    return local_files(references[-1], session.reach, confirm)
+            files = local_files(reference, offline, None)
+            if session.reach.network and _lacks_files(files, sees=sees):
+                with suppress(RemoteInspectError):  # what is here is better than nothing
+                    return _download(reference, session, confirm, projector=projector)
+            return files
+    last_error: SourceError | None = None
+    for reference in references:
+        try:
+            if hub_model_of(reference) is None or not session.reach.network:
+                return local_files(reference, session.reach, confirm)
+            return _download(reference, session, confirm, projector=projector)
+        except (NotFoundError, RemoteNotFoundError, RemoteAccessError) as error:
+            if len(references) == 1:
+                raise
+            last_error = error  # a repository may be gone, or want a login: try the next
+        except RemoteInspectError as error:
+            if session.reach.network or len(references) == 1:
+                raise
+            last_error = error
+    raise none_found(name, references, last_error) from last_error
+
+
+def _lacks_files(files: ModelFiles, *, sees: bool) -> bool:
+    """Whether a model in the hub's cache seems to lack what is needed to run it: another program cached it."""
+    if files.origin is not Origin.HUB_CACHE:
+        return False
+    if files.container is Container.GGUF:
+        return sees and not files.projectors
+    return not files.others
+
+
+def _download(
+    reference: str, session: Session, confirm: Callable[[Download], bool], *, projector: bool
+) -> ModelFiles:
+    return download_model(
+        reference,
+        RemoteInspectError(f"{reference} is not on this machine"),
+        confirm=confirm,
+        reach=session.reach,
+        lacking="",
+        to_run=True,
+        projector=projector,
+    )

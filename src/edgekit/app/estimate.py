@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from edgekit.app.open import ResolvedModel, open_named
@@ -133,16 +132,9 @@ def bill_of(
     """The estimate with a description of the load, notes, and the command that starts the engine."""
     files, facts = opened.files, dict[str, Any](estimate.facts)
     tokens_per_sequence = facts.get("n_ctx_seq") or load.context_tokens
-    has_projector = any(line.part == "projector" for line in estimate.lines)
     model_and_load_notes = model_notes(
-        files, opened.model.geometry, tokens_per_sequence, has_projector=has_projector
+        files, opened.model.geometry, tokens_per_sequence, estimate, values
     )
-    if files is not None and has_projector and engine.loads_projector(files, values):
-        name = files.projectors[0].name
-        model_and_load_notes = chain(
-            model_and_load_notes,
-            (f"{name} and one image are counted, because -hf loads it; --no-mmproj leaves it out",),
-        )
     words, command_notes = engine.estimate_command(values, setup, estimate, opened)
     return EstimateAnswer(
         label=opened.label,
@@ -160,10 +152,10 @@ def model_notes(
     files: ModelFiles | None,
     geometry: ModelGeometry,
     context_tokens: int | None,
-    *,
-    has_projector: bool = False,
+    estimate: MemoryEstimate,
+    values: Values,
 ) -> Iterator[str]:
-    """Notes on a model at a context length, for any engine."""
+    """Notes on a model at a context length, for any engine. `values`: of the engine's flags."""
     if files is not None:
         yield from files.notes
     if geometry.because:
@@ -171,8 +163,13 @@ def model_notes(
     native = geometry.native_context
     if native is not None and context_tokens is not None and context_tokens - native >= CELLS:
         yield f"the native context is {native:,} tokens: beyond it answers get worse or become nonsense"
-    if files is not None and files.projectors and not has_projector:
-        yield f"{files.projectors[0].name} is not counted; --mmproj auto (llama.cpp) adds it"
+    stored = files.projectors if files is not None else ()
+    has_projector = any(line.part == "projector" for line in estimate.lines)
+    if has_projector and "mmproj" not in values:
+        name = stored[0].name if stored else "the image projector"
+        yield f"{name} and one image are counted, because -hf loads it; --no-mmproj leaves it out"
+    elif stored and not has_projector:
+        yield f"{stored[0].name} is not counted; --mmproj auto (llama.cpp) adds it"
 
 
 def task_of(
@@ -283,14 +280,14 @@ class _Beside:
 def projector_beside(
     opened: OpenModel, rules: Engine, values: Values, reach: Reach
 ) -> ModelHeader | None:
-    """The projector that the engine loads unasked, if there is one and it can be read."""
+    """The projector that the engine loads unasked, if there is one and its size is known."""
     files = opened.files
     if files is None or not rules.loads_projector(files, values):
-        return None
+        return rules.known_projector(opened, values)
 
     def read() -> ModelHeader | None:
         with suppress(EdgekitError):
-            header = _projector(NEXT_TO_MODEL, opened, reach)
+            header = _projector(NEXT_TO_MODEL, opened, rules, reach)
             rules.projector_lines(header, *rules.setup({}))  # raises if it is not a projector
             return header
         return None
@@ -323,7 +320,7 @@ def price_loads(opened: OpenModel, engine: str, values: Values, reach: Reach) ->
         drafter = open_named(reference, Session(reach=reach)).as_file(engine)
     projector = references.get("projector")
     companions = Companions(
-        projector=None if projector is None else _projector(projector, opened, reach),
+        projector=None if projector is None else _projector(projector, opened, rules, reach),
         adapters=tuple(
             read_header(locate(adapter, reach=reach)) for adapter in references.get("adapters", ())
         ),
@@ -340,12 +337,17 @@ NO_PROJECTOR_SIZE = (
 )
 
 
-def _projector(name: str, opened: OpenModel, reach: Reach) -> ModelHeader:
-    """The header of the named projector, or with "auto" of the first one in the model's folder."""
+def _projector(name: str, opened: OpenModel, rules: Engine, reach: Reach) -> ModelHeader:
+    """The header of the named projector, or with "auto" of the first one in the model's folder; of a model of the
+    index, the one that its config implies.
+    """
     if name != NEXT_TO_MODEL:
         return read_header(locate(name, reach=reach))
     if opened.files is None:
-        raise UsageError(NO_PROJECTOR_SIZE)
+        known = rules.known_projector(opened, {})
+        if known is None:
+            raise UsageError(NO_PROJECTOR_SIZE)
+        return known
     projectors = opened.files.projectors
     if not projectors:
         raise UsageError(NO_PROJECTOR)

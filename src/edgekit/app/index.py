@@ -249,4 +249,5 @@ def needed_config(config: Mapping[str, Any]) -> dict[str, Any]:
             uncached = Model(header=model.header, geometry=model.geometry)
             with contextlib.suppress(EdgekitError):
                 engine.estimate(uncached, load, setup)
+        engine.known_projector(OpenModel(label="", model=model), {})
     return watched.read_keys()

@@ -72,10 +72,12 @@ def plan_named(resolved: ResolvedModel, request: Request, session: Session) -> P
     ready = (
         ready_commands(chosen_plan, files=resolved.files, given=values) if chosen_plan.fits else ()
     )
-    facts: dict[str, Any] = dict(chosen_plan.result.estimate.facts)
+    estimate = chosen_plan.result.estimate
+    facts: dict[str, Any] = dict(estimate.facts)
     tokens_per_sequence = facts.get("n_ctx_seq") or chosen_plan.context_tokens
     geometry = chosen_plan.variant.model.geometry
-    notes = (*resolved.notes, *model_notes(resolved.files, geometry, tokens_per_sequence))
+    on_model = model_notes(resolved.files, geometry, tokens_per_sequence, estimate, values)
+    notes = (*resolved.notes, *on_model)
     return PlanAnswer(plan=chosen_plan, ready=ready, notes=(note, *notes) if note else notes)
 
 

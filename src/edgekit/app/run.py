@@ -436,7 +436,14 @@ def find_published(
             last_error = error
             if not reach.network:
                 break
+    raise none_found(name, references, last_error) from last_error
+
+
+def none_found(
+    name: str, references: tuple[str, ...], last_error: SourceError | None
+) -> NotFoundError:
+    """The error for a model of which no known repository could be read."""
     tried = ", ".join(references)
-    raise NotFoundError(
+    return NotFoundError(
         f"{name}: none of {tried} could be read ({last_error}). Search {gguf_search(name)}"
-    ) from last_error
+    )

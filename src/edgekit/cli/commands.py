@@ -689,11 +689,13 @@ examples:
   edgekit download qwen3-8b:Q8_0
   edgekit download "Gemma 3 27B"
   edgekit download unsloth/Qwen3-8B-GGUF:Q4_K_M
+  edgekit download qwen3-8b:4bit                  the MLX repository; AWQ, GPTQ, FP8 likewise
   edgekit download mlx-community/Qwen3-8B-4bit
 
 A name is downloaded as GGUF, at the quantisation that edgekit plan chooses for this machine or the one given, from the
-publisher's own repository if it has one, else from a well-known maker's. Files go to the hub's cache, where edgekit
-run, llama.cpp (-hf), vLLM and MLX find them. Continued where an earlier download stopped.
+publisher's own repository if it has one, else from a well-known maker's; if a repository is gone, from the next. A
+vision model comes with its image projector. Files go to the hub's cache, where edgekit run, llama.cpp (-hf), vLLM and
+MLX find them. Complete files are not fetched again.
 
 exit codes: 0 done, 2 usage, or no repository is known, 4 not found, no access, no network, or the disk is full
 
@@ -712,7 +714,8 @@ def add_download(commands: Commands) -> None:
         options={
             "MODEL": "name, NAME:QUANT, hub id or URL",
             **JSON,
-            "--quant NAME": "quantisation: Q4_K_M, Q8_0 (default: chosen for this machine)",
+            "--quant NAME": "quantisation: Q4_K_M, Q8_0, 4bit, AWQ (default: chosen for this machine)",
+            "--no-mmproj": "without the image projector of a vision model",
             "--limit SIZE": "refuse to download more than this: 20G",
             **NETWORK,
         },

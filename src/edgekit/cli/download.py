@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.app.download import download
 from edgekit.cli.console import open_session
-from edgekit.cli.launch import at_quant
+from edgekit.cli.launch import quant_of
 from edgekit.engines.flags import read
 from edgekit.errors import UsageError
 from edgekit.report.json import SCHEMA, json_text
@@ -33,7 +33,12 @@ def run_download(arguments: argparse.Namespace) -> str:
         return True
 
     with open_session(arguments, quiet=arguments.json, confirm=announce) as session:
-        done = download(at_quant(arguments.model, arguments.quant), session)
+        done = download(
+            arguments.model,
+            session,
+            quant=quant_of(arguments.model, arguments.quant),
+            projector=not arguments.no_mmproj,
+        )
     if arguments.json:
         return json_text(
             {

@@ -159,14 +159,20 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
 
 def at_quant(reference: str, quant: str | None) -> str:
     """The repository or the name at this quantisation. Raises UsageError for a file, which is loaded as it is."""
+    quant = quant_of(reference, quant)
+    return reference if quant is None else f"{reference}:{quant}"
+
+
+def quant_of(reference: str, quant: str | None) -> str | None:
+    """The value of --quant; None if the reference states the same. Raises UsageError as `at_quant` does."""
     if quant is None:
-        return reference
+        return None
     if is_here(reference):
         raise UsageError(f"--quant {quant}: a file is loaded as it is; give a repository instead")
     stated = split_quant(reference)[1]
     if stated is not None and stated.upper() != quant.upper():
         raise UsageError(f"{reference} and --quant {quant} name two quantisations: give one")
-    return reference if stated is not None else f"{reference}:{quant}"
+    return quant if stated is None else None
 
 
 def download_limit(arguments: argparse.Namespace) -> Callable[[Download], bool] | None:

@@ -246,6 +246,15 @@ class Engine:
         return False
 
     @rule("companions")
+    def known_projector(
+        self, _opened: OpenModel, _values: Mapping[str, Any], /
+    ) -> ModelHeader | None:
+        """The projector that the engine, started as its command says, loads for a model whose files are not open; None
+        if it loads none, or its size is not known.
+        """
+        return None
+
+    @rule("companions")
     def projector_lines(
         self, _header: ModelHeader, _load: Load, _setup: Setup, /
     ) -> tuple[MemoryLine, ...]:

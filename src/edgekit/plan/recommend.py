@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from edgekit.bill.types import GOOD_ACCURACY
+from edgekit.engines import engine_named
 from edgekit.engines.choices import accuracy_of
 from edgekit.index.quality import (
     Facts,
@@ -168,11 +169,21 @@ class Suggestion:
         return speed_points(steady)
 
     @property
+    def counts_images(self) -> bool:
+        """Whether the bill includes what images need: with GGUF, a file of its own whose size may be unknown."""
+        if not engine_named(self.plan.task.engine).loads_gguf:
+            return True
+        return any(line.part == "projector" for line in self.plan.result.estimate.lines)
+
+    @property
     def is_preferred(self) -> bool:
-        """Whether it ranks before all others: at least reading speed, not small, and with memory to spare.
+        """Whether it ranks before all others: at least reading speed, not small, and with memory to spare; for images,
+        with the memory that they need counted.
 
         If the speed is unknown, it has to be entirely on the GPU.
         """
+        if self.task is ModelPurpose.VISION and not self.counts_images:
+            return False
         if is_minor(self.entry) or self.task is ModelPurpose.EMBEDDING or self._fills_ram:
             return False
         return self.is_quick if self.plan.speed is not None else self.plan.result.way.whole

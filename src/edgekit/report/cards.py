@@ -96,13 +96,16 @@ def _sections(recommendation: Recommendation, words: str, *, why: bool) -> Secti
         yield "Basis", [f"memory {memory}; speed {speed}; quality {quality}"]
     skipped = ", ".join(f"{count} {reason}" for reason, count in recommendation.passed_over)
     yield "", [f"skipped: {skipped}"] if skipped else []
-    request, machine = recommendation.request, recommendation.request.find_machine()
+    machine = recommendation.request.find_machine()
     assumed = machine.notes if why else assumed_of(machine, shown[0].plan.result if shown else None)
     projector = []
-    needs_vision = recommendation.purpose is ModelPurpose.VISION
-    if shown and needs_vision and engine_named(request.engines[0]).loads_gguf:
-        # the projector of a GGUF model is a separate file
-        projector.append("text only: image projectors are not counted here")
+    if recommendation.purpose is ModelPurpose.VISION:
+        uncounted = [printable(each.entry.id) for each in shown if not each.counts_images]
+        if uncounted:
+            names = ", ".join(uncounted)
+            projector.append(f"text only, the size of the image projector is unknown: {names}")
+        if len(uncounted) < len(shown):
+            projector.append("the image projector and one image are counted")
     yield "Note", [*recommendation.notes, *projector, *assumed]
     if shown:
         yield "Next", partial(_next_lines, shown[0], recommendation, words)
@@ -336,7 +339,8 @@ def _next_lines(
 
 def cards_json(recommendation: Recommendation) -> Json:
     """The whole answer, the best first."""
-    request, machine = recommendation.request, recommendation.request.find_machine()
+    request = recommendation.request
+    machine = request.find_machine()
     return {
         "schema": SCHEMA,
         "task": recommendation.purpose.value,

@@ -150,7 +150,7 @@ class Download:
     files: tuple[HubFile, ...]  # those that are not in the cache yet
     folder: Path  # the hub's cache
     because: str  # why the light inspection was not enough
-    lacking: str = LIGHT_FAILED
+    lacking: str = LIGHT_FAILED  # empty: a download was asked for
 
     @property
     def size_bytes(self) -> int:
@@ -164,12 +164,18 @@ def download_model(
     confirm: Callable[[Download], bool] | None,
     reach: Reach | None = None,
     lacking: str = LIGHT_FAILED,
+    to_run: bool = False,
+    projector: bool = False,
 ) -> ModelFiles:
     """The files of a hub model, downloaded if they are not in the hub's cache yet.
 
-    `because` is the error of the light inspection; `lacking` says why files are needed. `because` is raised again for
-    anything except a hub model, for a model that the hub does not have, when offline, and with advice if `confirm`
-    refuses (None always refuses). SourceError if the disk is too full; RemoteAccessError says how to log in.
+    `to_run`: also the tokenizer and what else engines read next to safetensors; `projector`: also the one that
+    llama.cpp would load with a GGUF. The weights come last: where they are, all is there.
+
+    `because` is the error of the light inspection; `lacking` says why files are needed, and is empty if a download was
+    asked for. `because` is raised again for anything except a hub model, for a model that the hub does not have, when
+    offline, and with advice if `confirm` refuses (None always refuses). SourceError if the disk is too full;
+    RemoteAccessError says how to log in.
     """
     reach = reach or Reach()
     model = hub_model_of(reference, reach=reach)
@@ -186,7 +192,9 @@ def download_model(
     choice = locate_hub(model, replace(reach, cache=False, total_timeout_s=listing_s))
     if reach.progress is not None:
         reach.progress(f"{choice.label}: looking up file sizes")
-    companions = filter(None, (choice.config, choice.index, choice.quantization))
+    companions = [*filter(None, (choice.config, choice.index, choice.quantization))]
+    companions += choice.others if to_run else ()
+    companions += choice.projectors[:1] if projector else ()
     first, *rest = {file.name: file for file in (*companions, *choice.weights)}.values()
     described = describe_file(model, first, reach)
     pinned = described.model  # all files at the commit of the first
@@ -206,9 +214,10 @@ def download_model(
             _refuse(because, _not_allowed(f"The full download of {size}"))
         if reach.progress is not None:
             reach.progress("")  # the library's bar takes over the terminal
-        logging.getLogger("edgekit").warning(
-            "%s (%s); downloading %s to %s", lacking, download.because, size, folder
-        )
+        if lacking:
+            logging.getLogger("edgekit").warning(
+                "%s (%s); downloading %s to %s", lacking, download.because, size, folder
+            )
     for file in files:  # cheap for files that are already in the cache
         _with_retries(partial(fetch_file, file))
     _record_commit(model, files)
@@ -222,7 +231,7 @@ def download_model(
         downloaded,
         reference=reference,
         alternatives=choice.alternatives,
-        notes=(*choice.notes, f"{how}: {lacking} ({download.because})"),
+        notes=(*choice.notes, f"{how}: {lacking} ({download.because})" if lacking else how),
     )
 
 
@@ -252,8 +261,8 @@ def _require_space(download: Download) -> None:
             f"{download.label}: the full download needs "
             f"{format_bytes(download.size_bytes)} plus {format_bytes(SPARE_BYTES)} to "
             f"spare, and the disk with {download.folder} has {format_bytes(free_bytes)} "
-            "free: free some space, or set HF_HUB_CACHE to a folder on another disk. "
-            f"{download.lacking.capitalize()}: {download.because}"
+            "free: free some space, or set HF_HUB_CACHE to a folder on another disk"
+            f"{download.lacking and f'. {download.lacking.capitalize()}: {download.because}'}"
         )
 
 

@@ -45,6 +45,8 @@ _SHARD = re.compile(
 )
 # Files that belong to a model but are not one: common/download.cpp:602 @ b21e4de. An imatrix has the word at the start
 # or end of its name; models made with one have it in the middle.
+# What engines read next to safetensors: tokenizers, chat templates, processors, code of the architecture.
+_SMALL_SUFFIXES = (".json", ".jinja", ".model", ".py", ".tiktoken", ".txt")
 _COMPANION = re.compile(r"mmproj|mtp-|eagle3-|dflash-|dspark-|^imatrix|imatrix(?:\.gguf)?$")
 _VARIANT = re.compile(r"model\.[^.]+")  # model.fp16.safetensors
 _NUMBERED = re.compile(r"weights\.[0-9]+")  # older versions of mlx-lm
@@ -367,13 +369,24 @@ def _safetensors_files(
     """Weights with the JSON files in their folder."""
     indexes = [file for file in folder if base_of(file.name).endswith(INDEX_SUFFIX)]
     quant_configs = (_file_called(name, folder) for name in QUANT_CONFIG_NAMES)
+    read = (
+        _file_called(CONFIG_NAME, folder),
+        _file_called(INDEX_NAME, folder) or next(iter(indexes), None),
+        next(filter(None, quant_configs), None),
+    )
+    config, index, quantization = read
     return replace(
         empty,
         container=Container.SAFETENSORS,
         weights=weights,
-        config=_file_called(CONFIG_NAME, folder),
-        index=_file_called(INDEX_NAME, folder) or next(iter(indexes), None),
-        quantization=next(filter(None, quant_configs), None),
+        config=config,
+        index=index,
+        quantization=quantization,
+        others=tuple(
+            file
+            for file in folder
+            if file.name.lower().endswith(_SMALL_SUFFIXES) and file not in read
+        ),
     )
 
 

@@ -99,6 +99,7 @@ class ModelFiles:
     index: ModelFile | None = None  # model.safetensors.index.json
     quantization: ModelFile | None = None  # hf_quant_config.json or quantize_config.json
     projectors: tuple[ModelFile, ...] = ()  # mmproj files next to a GGUF
+    others: tuple[ModelFile, ...] = ()  # next to safetensors: the tokenizer, chat template and such
     alternatives: tuple[str, ...] = ()  # other quantisations of the same repository
     notes: tuple[str, ...] = ()  # what the user should know about the choice, a sentence each
 

@@ -44,7 +44,14 @@ def test_plan_for_an_engine_without_files_is_refused() -> None:
 
 def test_variants_of_a_catalog_model() -> None:
     assert variant_names(open_named("qwen3-8b"), Request(machine=cpu(16))) == MIXES
-    assert variant_names(open_named("qwen3-8b"), Request(machine=mac(16), engines=("mlx",))) == ["8 bit", "6 bit", "5 bit", "4 bit", "3 bit"]  # fmt: skip
+    request = Request(machine=mac(16), engines=("mlx",))
+    published = {  # where 4 bits are, others need not be made
+        "qwen3-8b": ["8 bit", "6 bit", "4 bit", "3 bit"],
+        "llama-3.1-8b": ["8 bit", "4 bit"],
+        "mistral-7b-instruct-v0.2": ["8 bit", "6 bit", "5 bit", "4 bit", "3 bit"],
+    }
+    for name, bits in published.items():
+        assert variant_names(open_named(name), request) == bits
     assert variant_names(open_named("qwen3-8b"), Request(machine=cards(24), engines=("vllm",))) == [
         "as stored", "FP8", "AWQ"
     ]  # fmt: skip

@@ -848,7 +848,7 @@ def test_all_experts_in_ram_is_tried_where_another_placement_needs_more_vram(
 ) -> None:
     """With only the experts in RAM the model needs less VRAM than with the output layer there too."""
     machine = ("--device", "RTX 4060", "--ram", "16G", "-ub", "2048", "--llama-version", "0.6")
-    argv = ("gemma-4-26b-a4b", "--mix", "IQ4_XS", "-c", "115712", *machine)
+    argv = ("gemma-4-26b-a4b", "--mix", "IQ4_XS", "-c", "115712", "--no-mmproj", *machine)
     answer = check_json(capsys, *argv, "--quiet")
     assert answer["status"] == "warning"
     assert answer["way"] == "all but the experts on RTX 4060"
@@ -969,7 +969,8 @@ def read_note(command: str, capsys: pytest.CaptureFixture[str], *argv: str) -> s
         (["qwen3-8b", "-c", "128k", "--device", "rtx-4090"], "the native context is 40,960 tokens: beyond it"),
         (["qwen3-8b", "--engine", "mlx", "--device", "m2-16"], "accepts requests of any length"),
         (["gemma-3-12b", "--device", "rtx-4090"], "approximate: config.json does not state context"),
-        (["gemma-3-27b", "--device", "rtx-4090"], "text only: without --no-mmproj llama.cpp also loads the image"),
+        (["gemma-3-27b", "--device", "rtx-4090"], "the image projector and one image are counted, because -hf loads"),
+        (["lfm2.5-vl-1.6b", "--device", "rtx-4090"], "text only: without --no-mmproj llama.cpp also loads the"),
         (["qwen3-8b", "--ram", "16G"], "counts all of its memory as free; leave more"),
         (["qwen3-8b", "--device", "rtx-4090", "--ram", "32G"], "assumes the machine is otherwise idle"),
     ],
@@ -1004,12 +1005,27 @@ def test_flag_suggested_by_a_note_is_accepted(
         assert (code, err) in {(0, ""), (3, "")}
 
 
-def test_projector_of_a_catalog_model_must_be_a_file(
+def test_projector_that_the_index_does_not_know_must_be_a_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, _, err = run_check(capsys, "gemma-3-27b", "--device", "rtx-4090", "--mmproj", "auto")
+    argv = ("lfm2.5-vl-1.6b", "--device", "rtx-4090", "--mmproj", "auto")
+    code, _, err = run_check(capsys, *argv)
     assert code == 2
     assert "download it and give its path with --mmproj FILE" in err
+
+
+def test_vision_model_of_the_index_is_checked_with_its_projector_unless_told_otherwise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """-hf loads the projector: 0.86 GB at F16 (27 biases of 4304 x 4 bytes padded by 64), and a buffer for an image."""
+    argv = ("gemma-3-27b", "-c", "8k", "--device", "rtx-4090")
+    counted, text_only = check_json(capsys, *argv), check_json(capsys, *argv, "--no-mmproj")
+    asked = check_json(capsys, *argv, "--mmproj", "auto")
+    more = counted["required_bytes"] - text_only["required_bytes"]
+    assert more == 857_714_112 + 27 * 64 + 4096 * (4304 + 3 * 1152) * 4
+    assert asked["required_bytes"] == counted["required_bytes"]
+    assert "--no-mmproj" not in counted["command"]
+    assert "--no-mmproj" in text_only["command"]
 
 
 def test_draft_model_without_a_repository_is_a_placeholder_to_replace(

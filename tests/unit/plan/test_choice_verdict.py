@@ -464,7 +464,7 @@ def test_download_is_shown_for_names_and_not_for_files(
 ) -> None:
     is_name = not model.startswith("sample:")
     main([command, model, "--device", "RTX 4090"])
-    assert ("16.5 GB download" in capsys.readouterr().out) is is_name
+    assert ("17.4 GB download" in capsys.readouterr().out) is is_name
     main([command, model, "--device", "RTX 4090", "--json"])
     size = json.loads(capsys.readouterr().out)["download_bytes"]
     assert (size is not None) is is_name

@@ -7,7 +7,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edgekit.bill.types import CacheChoice, Load, MemoryEstimate, Placement, Task, Variant
+from edgekit.bill.types import (
+    CacheChoice,
+    Component,
+    Load,
+    MemoryEstimate,
+    Placement,
+    Task,
+    Variant,
+)
 from edgekit.engines.choices import (
     F16_PAIR,
     Q8_PAIR,
@@ -160,8 +168,14 @@ def smaller_weights(task: Task, capacity_bytes: int) -> Iterator[tuple[Variant, 
             yield variant, f"--quant {mix}{published}"
 
 
-def download_bytes(model: Model, setup: LlamaCppSetup, _estimate: MemoryEstimate) -> int | None:
-    """The size of the file, or of the quantised file."""
+def download_bytes(model: Model, setup: LlamaCppSetup, estimate: MemoryEstimate) -> int | None:
+    """The size of the file, or of the quantised file, with the projector that is loaded with it."""
     file_bytes = model.header.file_bytes or model.header.tensor_bytes
     conversion = None if file_bytes and setup.mix is None else converted(model, setup.mix)
-    return file_bytes if conversion is None else conversion.mixed.tensor_bytes
+    projector_bytes = sum(
+        line.size_bytes
+        for line in estimate.lines
+        if line.part == "projector" and line.component is Component.WEIGHTS
+    )
+    model_bytes = file_bytes if conversion is None else conversion.mixed.tensor_bytes
+    return None if model_bytes is None else model_bytes + projector_bytes

@@ -31,6 +31,8 @@ from edgekit.engines.llamacpp.flags import REPEATED, command_words, keys_of
 from edgekit.engines.llamacpp.model_source import (
     NO_PROJECTOR,
     PLACEHOLDER_DRAFT,
+    PLACEHOLDER_FILE,
+    PLACEHOLDER_PROJECTOR,
     TEXT_ONLY,
     estimate_source,
     has_own_file,
@@ -73,8 +75,13 @@ def commands(startup: Startup) -> Iterator[Command]:
     notes = [source.note, *card_notes] if source.note else card_notes
     if NO_PROJECTOR in source.words and not has_own_file(startup):  # a vision model
         notes = [*notes, TEXT_ONLY]
+    model_words = source.words
+    is_given = startup.given.get("mmproj", "auto") != "auto"
+    if PLACEHOLDER_FILE in model_words and startup.has_part("projector") and not is_given:
+        model_words = [*model_words, "--mmproj", PLACEHOLDER_PROJECTOR]
+        notes = [*notes, f"replace {PLACEHOLDER_PROJECTOR} with the mmproj file next to it"]
     flags = started(startup.verdict, startup.given)
-    server = ["llama-server", *source.words, *command_words(flags, setup.rules)]
+    server = ["llama-server", *model_words, *command_words(flags, setup.rules)]
     server_notes = list(notes)
     copy_bytes, copy_fits = repacking(startup.verdict)
     if copy_fits and "repack" not in startup.given:
@@ -86,7 +93,7 @@ def commands(startup: Startup) -> Iterator[Command]:
     yield startup.command("llama-server", "llama-server", server, startup.environment, server_notes)
     if not setup.embeddings:  # llama-cli does not return them
         cli_flags = flags | {"context": startup.context_tokens, "parallel": 1, "unified": None}
-        words = ["llama-cli", *source.words, *command_words(cli_flags, setup.rules)]
+        words = ["llama-cli", *model_words, *command_words(cli_flags, setup.rules)]
         yield startup.command("llama-cli", "llama-cli", words, startup.environment, notes)
     moved = setup.overrides and not startup.placement.by_tensor
     if not moved and not setup.servers and setup.split_mode is SplitMode.LAYER:
@@ -140,7 +147,7 @@ def estimate_command(
     _, stated = read_setup(values)
     program = "llama-server" if stated.mode is LlamaMode.SERVER else "llama-cli"
     facts = LoadFacts.of(estimate)
-    is_counted = opened.files is not None and loads_projector(opened.files, values)
+    is_counted = any(line.part == "projector" for line in estimate.lines)
     source = estimate_source(values, opened, loads_projector=is_counted)
     placed = {} if estimate.backend == "cpu" else values_of_placement(stated)
     context = values.get("context") or facts.n_ctx

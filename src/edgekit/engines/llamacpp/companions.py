@@ -9,6 +9,7 @@ from typing import Any
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Setup, Task, cache_type
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.flags import DRAFT_MAX
+from edgekit.engines.llamacpp.projectors import projector_of
 from edgekit.engines.llamacpp.setups import default_setup
 from edgekit.engines.llamacpp.types import (
     ALL_LAYERS,
@@ -21,15 +22,21 @@ from edgekit.engines.llamacpp.weights import PlacedTensor, place
 from edgekit.engines.protocol import Companions
 from edgekit.errors import UsageError
 from edgekit.formats.types import ModelHeader
+from edgekit.index import entry_with_id
+from edgekit.index.database import header_of
+from edgekit.index.types import ModelPurpose
 from edgekit.machine.types import HOST, Pool, PoolKind
-from edgekit.model import block_of
+from edgekit.model import OpenModel, block_of
 from edgekit.model.types import Model
-from edgekit.sources.types import Container
+from edgekit.sources.types import Container, Origin
 from edgekit.units import Basis
 
 FLOAT_BYTES = 4
 PATCHES = 4096  # at least so many for a projector whose rules are not known
 PROJECTOR_WITHIN = 1.0
+# A projector made from a config is one at F16. Some repositories also have one at Q8_0, 0.53 of that, which -hf prefers
+# for weights of few bits.
+UNREAD_WITHIN = 0.5
 ADAPTER_WITHIN = 1.0
 
 
@@ -119,12 +126,44 @@ def bill_with_drafter(
     return replace(main, lines=(*main.lines, *drafter_lines))
 
 
+def known_projector(opened: OpenModel, values: Mapping[str, Any]) -> ModelHeader | None:
+    """The projector that -hf loads for a model of which no GGUF is open, from its config.json; None if it loads none,
+    or its size is not known.
+    """
+    files = opened.files
+    if values.keys() & {"mmproj", "no_mmproj"}:
+        return None
+    if files is not None and (
+        files.container is Container.GGUF or files.origin not in {Origin.HUB, Origin.HUB_CACHE}
+    ):
+        return None
+    geometry = opened.model.geometry
+    config = opened.model.header.config
+    if files is None and not config:
+        config = _config_of_entry(opened.label)
+    return projector_of(config, geometry.hidden) if config and geometry.hidden else None
+
+
+# Families of which all models with an encoder have the same one, by the architecture and family of an index entry that
+# has only GGUF keys. (The files of Mistral Small 3.1 and 3.2 are of the architecture llama.)
+_ENCODERS = {("gemma3", "gemma-3"): "gemma3", ("llama", "mistral"): "mistral3"}
+
+
+def _config_of_entry(name: str) -> Mapping[str, Any]:
+    """What is known of the encoder of an entry that is opened from its GGUF keys."""
+    entry = entry_with_id(name)
+    if entry is None or ModelPurpose.VISION not in entry.kinds:
+        return {}
+    model_type = _ENCODERS.get((entry.architecture, entry.family))
+    return header_of(entry).config or {"model_type": model_type, "vision_config": {}}
+
+
 def projector_lines(header: ModelHeader, load: Load, setup: Setup) -> tuple[MemoryLine, ...]:
-    """--mmproj: exact weights, and the compute buffer for one image.
+    """--mmproj: the weights, exact if the file was read, and the compute buffer for one image.
 
     The buffer holds the inputs, queries, keys or values of all patches and one feed-forward at a time; without flash
-    attention also the scores of all heads. b11549 reserved as much for Gemma 3, InternVL and Idefics 3, and 0.75 to
-    1.51 times as much for Qwen 2 and 2.5 VL and LLaVA.
+    attention also the scores of all heads. b11549 reserved as much for Gemma 3, InternVL and Idefics 3, and 0.37 to
+    1.51 times as much for Qwen 2 to 3.5, Gemma 4, Pixtral and LLaVA.
     """
     if header.keys.get("general.architecture") != "clip" or not header.tensors:
         raise UsageError(f"{header.name} is not a projector (a GGUF of architecture clip)")
@@ -155,12 +194,18 @@ def projector_lines(header: ModelHeader, load: Load, setup: Setup) -> tuple[Memo
     if load.flash_attention is False:
         size += FLOAT_BYTES * patches * patches * heads
         because += f", scores of {heads} heads"
+    if header.keys.get("clip.has_audio_encoder") and header.keys.get("clip.has_vision_encoder"):
+        size *= 2
+        because += ", and as much for sound"
+    is_read = header.container is Container.GGUF
     return (
         MemoryLine(
             component=Component.WEIGHTS,
             size_bytes=weights,
             pool=pool,
-            because=f"{len(header.tensors)} tensors of the projector",
+            basis=Basis.EXACT if is_read else Basis.MODELLED,
+            because=f"{len(header.tensors)} tensors of the projector{'' if is_read else ', at F16'}",
+            within=None if is_read else UNREAD_WITHIN,
             part="projector",
         ),
         MemoryLine(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PLACEHOLDER_FILE = "MODEL.gguf"
 PLACEHOLDER_DRAFT = "DRAFT.gguf"
+PLACEHOLDER_PROJECTOR = "MMPROJ.gguf"
 NO_PROJECTOR = "--no-mmproj"  # -hf would load a vision model's projector, which is not in the bill
 TEXT_ONLY = f"text only: without {NO_PROJECTOR} llama.cpp also loads the image projector, which is not counted here"
 

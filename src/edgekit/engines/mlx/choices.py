@@ -8,11 +8,13 @@ from edgekit.bill.types import CacheChoice, Load, MemoryEstimate, Placement, Tas
 from edgekit.engines.choices import as_named
 from edgekit.engines.mlx.quantization import Packing, PackingMode, Quantize
 from edgekit.engines.mlx.setups import MlxSetup
+from edgekit.index.repositories import Form, repository_at
 from edgekit.model.types import Model
 from edgekit.sources.types import Container
 
 CACHE_BITS = (None, 8, 4)
 WEIGHT_BITS = (8, 6, 5, 4, 3)
+USUAL_BITS = 4
 SMALLER_BITS = (3,)  # unquantised repositories are estimated at 4 bits already
 
 
@@ -39,10 +41,17 @@ def cache_name(_load: Load, setup: MlxSetup) -> str:
     return f"{setup.kv_bits or 16} bit"
 
 
-def variants(model: Model, _label: str = "") -> tuple[Variant, ...]:
-    """Bits to choose from; a quantised repository is used as it is."""
+def variants(model: Model, label: str = "") -> tuple[Variant, ...]:
+    """Bits to choose from; a quantised repository is used as it is. `label`: a model of the index, which is used as
+    somebody has published it if there is a repository at 4 bits, because the user would have to make other ones.
+    """
     is_plain = model.header.container is not Container.GGUF and model.header.quantization is None
-    return at_bits(model) if is_plain else as_named(model)
+    if not is_plain:
+        return as_named(model)
+    published = tuple(
+        bits for bits in WEIGHT_BITS if label and repository_at(label, Form.MLX, f"{bits}bit")
+    )
+    return at_bits(model, published if USUAL_BITS in published else WEIGHT_BITS)
 
 
 def at_bits(model: Model, choices: tuple[int, ...] = WEIGHT_BITS) -> tuple[Variant, ...]:

@@ -210,3 +210,38 @@ def test_converted_config_has_the_caches_and_the_graph_of_an_accepted_file(
     assert {part: of_config.of(part) for part in PARTS} == {
         part: of_file.of(part) for part in PARTS
     }
+
+
+MOE = {
+    "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def test_prediction_blocks_that_llama_cpp_cannot_load_are_not_converted() -> None:
+    """src/models/minimax-m2.cpp @ b21e4de has no NextN tensors; with three blocks more b11549 refused the file."""
+    config = {"model_type": "minimax_m2", **MOE, "num_local_experts": 8, "num_experts_per_tok": 2,
+              "use_mtp": True, "num_mtp_modules": 3}  # fmt: skip
+    model = open_config(config).model
+    assert model.geometry.mtp_layers == 3
+    converted = convert(model, "Q8_0").model
+    assert converted.header.keys["minimax-m2.block_count"] == 6
+    assert {
+        tensor.name.split(".")[1]
+        for tensor in converted.header.tensors or ()
+        if tensor.name.startswith("blk.")
+    } == set("012345")
+
+
+def test_mimo_keeps_its_sliding_windows() -> None:
+    """conversion/mimo.py @ b21e4de writes the window and its pattern; the cache of a window has 128 + 512 cells."""
+    config = {
+        "model_type": "mimo_v2_flash", **MOE, "head_dim": 16, "v_head_dim": 16, "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4, "swa_head_dim": 16, "swa_v_head_dim": 16, "sliding_window": 128,
+        "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0], "moe_layer_freq": [0, 1, 1, 1, 1, 1],
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    }  # fmt: skip
+    load, setup = read_row({"n_ctx": 4096, "n_seq_max": 1}, "cpu")
+    bill = llamacpp.estimate(open_config(config).model, load, setup)
+    assert bill.of(Component.KV_CACHE) == 2 * 4096 * 2 * (16 + 16) * 2  # 2 layers, 2 KV heads
+    assert bill.of(Component.SLIDING_KV_CACHE) == 4 * 768 * 4 * (16 + 16) * 2  # padded to 256
