@@ -15,6 +15,7 @@ from edgekit.index.quality import (
     Loss,
     Quality,
     QualityBasis,
+    always_thinks,
     cache_loss,
     quality_of,
     suits,
@@ -27,11 +28,13 @@ from edgekit.plan.plan import Plan
 
 _VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?=-|$)")
 
-# In points of quality (docs/decisions/0012-quality.md). Chat slower than reading, or a book that takes minutes to
-# embed, is felt more than a better answer; speed beyond that is worth little.
-POINTS_PER_DOUBLING = 1.0  # above reading speed
-MOST_DOUBLINGS = 3.0
+# In points of quality (docs/decisions/0013-quality.md). Chat slower than reading, or a book that takes minutes to
+# embed, is felt more than a better answer; speed beyond that is worth less.
+POINTS_PER_DOUBLING = 3.0  # above reading speed
+MOST_DOUBLINGS = 3.0  # 64 tokens/s
 POINTS_PER_HALVING = 25.0  # below it
+# Tokens per token of the answer, of a model that always thinks first. For hard questions that is why it is chosen.
+THINKING_TOKENS = 4.0
 EMBEDDING_TOKENS_PER_S = 2000  # a book of 100,000 tokens in less than a minute
 POINTS_PER_EMBEDDING_HALVING = 6.0
 POINTS_IF_DIVIDED = 15.0  # partly in RAM, and its speed is unknown
@@ -41,6 +44,8 @@ ASSUMED_FLOPS = 50e9  # of a machine whose speed of reading is unknown: a small 
 # hub has thousands of versions that somebody made of a good model, of which nobody knows what became of it. On the
 # scale of `Entry.uses`; Qwen3-8B has 17.7.
 LEAST_USES_OF_FAMILY, LEAST_USES_UNMEASURED = 8.0, 12.0
+# Few users are weak evidence against a model: others have tried it and gone back.
+MANY_USES, POINTS_PER_USES, MOST_POINTS_OF_USES = 15.0, 0.5, 4.0
 FULL_RAM_PERCENT = 92  # of the usable RAM; a model that takes more would make the machine swap
 
 
@@ -67,8 +72,14 @@ def _facts(entry: Entry) -> Facts:
 
 
 def rank_of(entry: Entry, task: ModelPurpose | None = None) -> float:
-    """The quality that the model reaches with a probability of 90 %, regardless of memory and speed."""
-    return entry_quality(entry, task or task_of_entry(entry)).low
+    """What the model is worth regardless of memory and speed: its quality's rank, less a little if few people use it."""
+    return entry_quality(entry, task or task_of_entry(entry)).rank - _few_uses_points(entry)
+
+
+def _few_uses_points(entry: Entry) -> float:
+    if entry.is_users:
+        return 0.0
+    return min(POINTS_PER_USES * max(MANY_USES - entry.uses, 0.0), MOST_POINTS_OF_USES)
 
 
 def is_minor(entry: Entry) -> bool:
@@ -132,7 +143,7 @@ class Suggestion:
 
     @property
     def rank(self) -> float:
-        return self.quality.low
+        return rank_of(self.entry, self.task)
 
     @property
     def loss(self) -> Loss:
@@ -160,19 +171,23 @@ class Suggestion:
             if read is None:
                 rate = ASSUMED_FLOPS / (2 * max(self.entry.active_parameters or 1, 1))
             else:
-                rate = math.sqrt(math.prod(read))
+                rate = read[0]  # the low end: what is estimated for small models is far too wide
             return embedding_points(rate)
         if speed is None or steady is None:
             return 0.0 if self.plan.result.way.whole else -POINTS_IF_DIVIDED
+        if self.task is not ModelPurpose.REASONING and always_thinks(self.entry.id):
+            steady /= THINKING_TOKENS
         return speed_points(steady)
 
     @property
     def is_preferred(self) -> bool:
-        """Whether it ranks before all others: at least reading speed, not small, and with memory to spare.
+        """Whether it ranks before all others: notable, at least reading speed, not small, and with memory to spare.
 
         If the speed is unknown, it has to be entirely on the GPU.
         """
         if is_minor(self.entry) or self.task is ModelPurpose.EMBEDDING or self._fills_ram:
+            return False
+        if not is_notable(self.entry, self.task):
             return False
         return self.is_quick if self.plan.speed is not None else self.plan.result.way.whole
 
