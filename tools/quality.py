@@ -568,7 +568,7 @@ def fitted(
         for root, group in sorted(makers.items())
     }
     result["released"] = first_releases(models, result["publishers"])
-    result["thinking_families"] = thinking_families(models, result["publishers"])
+    result["family_kinds"] = family_kinds(models, result["publishers"])
     result["newest"] = _rounded(dict(sorted(newest.items())))
     result["bases"] = base_models(models)
     for kind in ("series", "families", "models"):
@@ -589,16 +589,21 @@ def first_releases(
     return dict(sorted(result.items()))
 
 
-def thinking_families(
+def family_kinds(
     models: Mapping[str, Facts], publishers: Mapping[str, Sequence[str]]
-) -> list[str]:
-    """Families of which each model that its maker lists can think before it answers: the list of one may not say so."""
-    members: dict[str, list[bool]] = defaultdict(list)
+) -> dict[str, list[str]]:
+    """What every listed model of a family does, of thinking and seeing: another list may not say so of each."""
+    members: dict[str, list[set[ModelPurpose]]] = defaultdict(list)
     for model, facts in models.items():
         maker, root = series_of(model, facts).split("/")
         if maker in publishers.get(root, ()) and CHAT in facts.kinds:
-            members[family_of(model, facts)].append(REASONING in facts.kinds)
-    return sorted(name for name, thinks in members.items() if len(thinks) > 1 and all(thinks))
+            members[family_of(model, facts)].append(set(facts.kinds))
+    common = {
+        name: sorted(kind.value for kind in set.intersection(*group) & {REASONING, VISION})
+        for name, group in sorted(members.items())
+        if len(group) > 1
+    }
+    return {name: kinds for name, kinds in common.items() if kinds}
 
 
 def _variance(

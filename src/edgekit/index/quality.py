@@ -42,9 +42,10 @@ GENERATION_YEARS = 0.5
 # Benchmarks are run on models that are worth it: those of makers without any counted score are below average, and vary
 # more. By how much: 14 such models on LMArena (December 2025) are 0.8 lower, with a spread of 1.2.
 UNKNOWN_MAKER = 2.0
-# What people prefer at an equal score, as log-odds of it; half of what LMArena shows (1.07 a year, 0.35 to 0.6). An older
-# model knows less of today's world, libraries and tools; thinking raises scores more than it makes conversations better.
-AGEING = 0.5  # a year
+# What people prefer at an equal score, as log-odds of it. LMArena shows 0.8 (code) to 1.07 (chat) a year, 0.35 for
+# thinking. An older model knows less of today's world, libraries and tools; thinking raises scores more than it makes
+# conversations better.
+AGEING = 0.8  # a year
 THINKING_IN_CHAT = 0.35
 NEWEST = 2.5  # years after EPOCH; later releases differ too little
 TYPICAL_AGE = 1.5  # of a model whose release is unknown
@@ -130,7 +131,7 @@ class Fit:
     models: Mapping[str, Mapping[str, tuple[float, float, int]]]
     bases: frozenset[str]
     makers: frozenset[str]  # of measured models
-    thinking_families: frozenset[str]
+    family_kinds: Mapping[str, tuple[ModelPurpose, ...]]  # what every model of a family does
 
 
 # Names of models that do something else than answer, whatever their kind says.
@@ -232,13 +233,13 @@ def quality_of(hub_id: str, task: ModelPurpose, *, facts: Facts) -> Quality:
 
 
 def _completed(key: str, facts: Facts, fit: Fit) -> Facts:
-    """The facts with what is known of the model's family: when it was released, and whether it thinks."""
+    """The facts with what is known of the model's family: when it was released, whether it thinks and sees."""
     family, _, is_own = _lineage(key, facts, fit)
     if not is_own:
         return facts
     kinds = facts.kinds
-    if family in fit.thinking_families and kinds and ModelPurpose.EMBEDDING not in kinds:
-        kinds = tuple(dict.fromkeys((*kinds, ModelPurpose.REASONING)))
+    if kinds and ModelPurpose.EMBEDDING not in kinds:
+        kinds = tuple(dict.fromkeys((*kinds, *fit.family_kinds.get(family, ()))))
     return replace(facts, kinds=kinds, released=facts.released or fit.released.get(family))
 
 
@@ -576,7 +577,9 @@ def read_fit(data: Mapping[str, Any]) -> Fit:
         newest=data["newest"],
         models=data["models"],
         bases=frozenset(data["bases"]),
-        thinking_families=frozenset(data["thinking_families"]),
+        family_kinds={
+            family: tuple(map(ModelPurpose, kinds)) for family, kinds in data["family_kinds"].items()
+        },
         makers=frozenset(maker for group in data["publishers"].values() for maker in group),
     )
 

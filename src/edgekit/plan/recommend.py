@@ -29,12 +29,12 @@ from edgekit.plan.plan import Plan
 _VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?=-|$)")
 
 # In points of quality (docs/decisions/0013-quality.md). Chat slower than reading, or a book that takes minutes to
-# embed, is felt more than a better answer; speed beyond that is worth less.
-POINTS_PER_DOUBLING = 3.0  # above reading speed
-MOST_DOUBLINGS = 3.0  # 64 tokens/s
-POINTS_PER_HALVING = 25.0  # below it
-# Tokens per token of the answer, of a model that always thinks first. For hard questions that is why it is chosen.
-THINKING_TOKENS = 4.0
+# embed, is felt more than a better answer; each further doubling is worth less.
+POINTS_PER_HALVING = 25.0  # below reading speed
+POINTS_OF_TWICE_READING_SPEED = 8.0
+POINTS_PER_DOUBLING = 3.0  # above that
+MOST_DOUBLINGS = 2.0  # of twice the reading speed: 64 tokens/s
+THINKING_TOKENS = 4.0  # ASSUMED: per token of the answer, of a model that cannot answer without thinking
 EMBEDDING_TOKENS_PER_S = 2000  # a book of 100,000 tokens in less than a minute
 POINTS_PER_EMBEDDING_HALVING = 6.0
 POINTS_IF_DIVIDED = 15.0  # partly in RAM, and its speed is unknown
@@ -45,7 +45,7 @@ ASSUMED_FLOPS = 50e9  # of a machine whose speed of reading is unknown: a small 
 # scale of `Entry.uses`; Qwen3-8B has 17.7.
 LEAST_USES_OF_FAMILY, LEAST_USES_UNMEASURED = 8.0, 12.0
 # Few users are weak evidence against a model: others have tried it and gone back.
-MANY_USES, POINTS_PER_USES, MOST_POINTS_OF_USES = 15.0, 0.5, 4.0
+MANY_USES, POINTS_PER_USES, MOST_POINTS_OF_USES = 15.0, 0.75, 4.0
 FULL_RAM_PERCENT = 92  # of the usable RAM; a model that takes more would make the machine swap
 
 
@@ -175,6 +175,7 @@ class Suggestion:
             return embedding_points(rate)
         if speed is None or steady is None:
             return 0.0 if self.plan.result.way.whole else -POINTS_IF_DIVIDED
+        # hard questions are what such a model is chosen for
         if self.task is not ModelPurpose.REASONING and always_thinks(self.entry.id):
             steady /= THINKING_TOKENS
         return speed_points(steady)
@@ -215,7 +216,9 @@ def speed_points(tokens_per_s: float) -> float:
     doublings = math.log2(max(tokens_per_s, 1e-3) / READING_TOKENS_PER_S)
     if doublings < 0:
         return POINTS_PER_HALVING * doublings
-    return POINTS_PER_DOUBLING * min(doublings, MOST_DOUBLINGS)
+    if doublings < 1:
+        return POINTS_OF_TWICE_READING_SPEED * doublings
+    return POINTS_OF_TWICE_READING_SPEED + POINTS_PER_DOUBLING * min(doublings - 1, MOST_DOUBLINGS)
 
 
 def embedding_points(tokens_per_s: float) -> float:
