@@ -60,7 +60,8 @@ def details(suggestion: dict[str, Any]) -> str:
     speed = plan["speed"] or {}
     shares = "/".join(f"{100 * budget['utilization']:.0f}%" for budget in plan["budgets"])
     return (
-        f"    {suggestion['id']:36} {suggestion['worth']:6.1f}  {quality.get('low', 0):.0f}-{quality.get('high', 0):.0f}"
+        f"    {suggestion['id']:36} {suggestion['worth']:6.1f}"
+        f"  {quality.get('low', 0):.0f}-{quality.get('high', 0):.0f}"
         f" {quality.get('basis', ''):12} {plan['variant']['name']:8} {plan['context_tokens'] // 1024}K"
         f" {plan['cache']['name']:5} {shares:10} decode {speed.get('typical') or 0:.1f}"
         f" prefill {[round(rate) for rate in speed.get('prefill') or ()]}"
@@ -104,7 +105,12 @@ def main() -> int:
     if options.write:
         with TABLE.open("w", encoding="utf-8", newline="") as file:
             table = csv.DictWriter(
-                file, COLUMNS, restval="", extrasaction="ignore", delimiter="\t", lineterminator="\n"
+                file,
+                COLUMNS,
+                restval="",
+                extrasaction="ignore",
+                delimiter="\t",
+                lineterminator="\n",
             )
             table.writeheader()
             table.writerows(rows.values())

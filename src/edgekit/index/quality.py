@@ -42,11 +42,11 @@ GENERATION_YEARS = 0.5
 # Benchmarks are run on models that are worth it: those of makers without any counted score are below average, and vary
 # more. By how much: 14 such models on LMArena (December 2025) are 0.8 lower, with a spread of 1.2.
 UNKNOWN_MAKER = 2.0
-# What people prefer at an equal score, as log-odds of it. LMArena shows 0.8 (code) to 1.07 (chat) a year, 0.35 for
-# thinking. An older model knows less of today's world, libraries and tools; thinking raises scores more than it makes
-# conversations better.
-AGEING = 0.8  # a year
-THINKING_IN_CHAT = 0.35
+# What people prefer at an equal score, in points. LMArena shows 0.8 (code) to 1.07 (chat) log-odds a year and 0.35 for
+# thinking; a log-odd is about 15 points. An older model knows less of today's world, libraries and tools; thinking
+# raises scores more than it makes conversations better.
+AGEING = 12.0  # a year
+THINKING_IN_CHAT = 5.0
 NEWEST = 2.5  # years after EPOCH; later releases differ too little
 TYPICAL_AGE = 1.5  # of a model whose release is unknown
 EARLIEST, LATEST = -2.0, 26.0  # years; a false date in a file must not decide
@@ -216,17 +216,17 @@ def quality_of(hub_id: str, task: ModelPurpose, *, facts: Facts) -> Quality:
         # Not known better than any measured model, so that it does not rank above one that is expected to be better.
         spread = max(spread, about["greatest_measured_spread"])
     chance: float = about["chance"]
-    unseen = _unseen(key, task, facts)
 
     def expected(log_odds: float) -> float:
         return 100 * (chance + (1 - chance) / (1 + math.exp(-log_odds)))
 
+    low = expected(ability - EIGHTY_PERCENT * spread)
     return Quality(
         task=task,
         value=expected(ability),
-        low=expected(ability - EIGHTY_PERCENT * spread),
+        low=low,
         high=expected(ability + EIGHTY_PERCENT * spread),
-        rank=expected(ability - EIGHTY_PERCENT * spread - unseen),
+        rank=low - _unseen(key, task, facts),
         basis=basis,
         scores=scores_of(key, task),
     )
@@ -244,7 +244,7 @@ def _completed(key: str, facts: Facts, fit: Fit) -> Facts:
 
 
 def _unseen(key: str, task: ModelPurpose, facts: Facts) -> float:
-    """Log-odds by which benchmarks overstate the model."""
+    """Points by which benchmarks overstate the model."""
     if task is ModelPurpose.EMBEDDING:
         return 0.0
     age = age_of(key, facts)
@@ -268,6 +268,31 @@ def reference_benchmark(task: ModelPurpose) -> str:
 def scores_of(hub_id: str, task: ModelPurpose) -> tuple[Score, ...]:
     """The published scores of the model in benchmarks that count for the task."""
     return _evidence().get((key_of(hub_id), task.value), ())
+
+
+def related_scores(
+    hub_id: str, task: ModelPurpose, *, facts: Facts
+) -> tuple[tuple[str, Score], ...]:
+    """Scores that a model without its own for the task is judged by: its own in other tasks, else its family's in this.
+
+    Each with the model that has it; the newest first.
+    """
+    key, fit = key_of(hub_id), _fit()
+    found = [
+        (model, score)
+        for (model, other), scores in _evidence().items()
+        for score in scores
+        if model == key and other != task.value
+    ]
+    family, _, is_own = _lineage(key, facts, fit)
+    if not found and is_own:
+        found = [
+            (model, score)
+            for (model, other), scores in _evidence().items()
+            for score in scores
+            if other == task.value and family_of(model, Facts()) == family
+        ]
+    return tuple(sorted(found, key=lambda item: (item[1].date, item[0]), reverse=True))
 
 
 def predicted_ability(
@@ -578,7 +603,8 @@ def read_fit(data: Mapping[str, Any]) -> Fit:
         models=data["models"],
         bases=frozenset(data["bases"]),
         family_kinds={
-            family: tuple(map(ModelPurpose, kinds)) for family, kinds in data["family_kinds"].items()
+            family: tuple(map(ModelPurpose, kinds))
+            for family, kinds in data["family_kinds"].items()
         },
         makers=frozenset(maker for group in data["publishers"].values() for maker in group),
     )

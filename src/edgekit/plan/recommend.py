@@ -15,9 +15,11 @@ from edgekit.index.quality import (
     Loss,
     Quality,
     QualityBasis,
+    Score,
     always_thinks,
     cache_loss,
     quality_of,
+    related_scores,
     suits,
     weights_loss,
 )
@@ -34,7 +36,9 @@ POINTS_PER_HALVING = 25.0  # below reading speed
 POINTS_OF_TWICE_READING_SPEED = 8.0
 POINTS_PER_DOUBLING = 3.0  # above that
 MOST_DOUBLINGS = 2.0  # of twice the reading speed: 64 tokens/s
-THINKING_TOKENS = 4.0  # ASSUMED: per token of the answer, of a model that cannot answer without thinking
+THINKING_TOKENS = (
+    4.0  # ASSUMED: per token of the answer, of a model that cannot answer without thinking
+)
 EMBEDDING_TOKENS_PER_S = 2000  # a book of 100,000 tokens in less than a minute
 POINTS_PER_EMBEDDING_HALVING = 6.0
 POINTS_IF_DIVIDED = 15.0  # partly in RAM, and its speed is unknown
@@ -61,6 +65,11 @@ def entry_quality(entry: Entry, task: ModelPurpose) -> Quality:
     return quality_of(entry.repository or entry.id, task, facts=_facts(entry))
 
 
+def entry_related_scores(entry: Entry, task: ModelPurpose) -> tuple[tuple[str, Score], ...]:
+    """The scores of relatives, or in other tasks, that a model without its own is judged by."""
+    return related_scores(entry.repository or entry.id, task, facts=_facts(entry))
+
+
 def _facts(entry: Entry) -> Facts:
     return Facts(
         parameters=entry.parameters,
@@ -72,11 +81,12 @@ def _facts(entry: Entry) -> Facts:
 
 
 def rank_of(entry: Entry, task: ModelPurpose | None = None) -> float:
-    """What the model is worth regardless of memory and speed: its quality's rank, less a little if few people use it."""
-    return entry_quality(entry, task or task_of_entry(entry)).rank - _few_uses_points(entry)
+    """What the model is worth on any machine: its quality's rank, less a little if few people use it."""
+    return entry_quality(entry, task or task_of_entry(entry)).rank - few_uses_points(entry)
 
 
-def _few_uses_points(entry: Entry) -> float:
+def few_uses_points(entry: Entry) -> float:
+    """What a model loses if few people use it."""
     if entry.is_users:
         return 0.0
     return min(POINTS_PER_USES * max(MANY_USES - entry.uses, 0.0), MOST_POINTS_OF_USES)
@@ -161,24 +171,25 @@ class Suggestion:
     @property
     def worth(self) -> float:
         """The rank, less what this machine makes of the model: quantisation, cache and speed, in points of quality."""
-        return self.rank - self.loss.value - self.cache_loss.value + self._speed_points
+        return self.rank - self.loss.value - self.cache_loss.value + self.speed_points
 
     @property
-    def _speed_points(self) -> float:
+    def speed_points(self) -> float:
+        """What its speed on this machine adds, or costs."""
         speed, steady = self.plan.speed, self.plan.steady_tokens_per_s
         if self.task is ModelPurpose.EMBEDDING:
             read = None if speed is None else speed.prefill
-            if read is None:
-                rate = ASSUMED_FLOPS / (2 * max(self.entry.active_parameters or 1, 1))
-            else:
-                rate = read[0]  # the low end: what is estimated for small models is far too wide
+            assumed = ASSUMED_FLOPS / (2 * max(self.entry.active_parameters or 1, 1))
+            # the low end: the range that is estimated for small models is far too wide
+            rate = assumed if read is None else read[0]
             return embedding_points(rate)
         if speed is None or steady is None:
             return 0.0 if self.plan.result.way.whole else -POINTS_IF_DIVIDED
         # hard questions are what such a model is chosen for
         if self.task is not ModelPurpose.REASONING and always_thinks(self.entry.id):
             steady /= THINKING_TOKENS
-        return speed_points(steady)
+        points = speed_points(steady)
+        return min(points, 0.0) if is_minor(self.entry) else points
 
     @property
     def is_preferred(self) -> bool:
