@@ -6,6 +6,9 @@ without scores is predicted from its size, its age and its measured relatives.
 
 A quality is the score, 0 to 100, that the model is expected to reach in the task's reference benchmark (0: no task
 solved, 100: every task solved). Losses are in points of the same scale. Intervals are 80 %.
+
+Models are ranked by the low end, less what benchmarks do not show (AGEING, THINKING_IN_CHAT). docs/decisions/0013 says
+how these were chosen.
 """
 
 from __future__ import annotations
@@ -39,6 +42,13 @@ GENERATION_YEARS = 0.5
 # Benchmarks are run on models that are worth it: those of makers without any counted score are below average, and vary
 # more. By how much: 14 such models on LMArena (December 2025) are 0.8 lower, with a spread of 1.2.
 UNKNOWN_MAKER = 2.0
+# What people prefer at an equal score, in points. LMArena shows 0.8 (code) to 1.07 (chat) log-odds a year and 0.35 for
+# thinking; a log-odd is about 15 points. An older model knows less of today's world, libraries and tools; thinking
+# raises scores more than it makes conversations better.
+AGEING = 12.0  # a year
+THINKING_IN_CHAT = 5.0
+NEWEST = 2.5  # years after EPOCH; later releases differ too little
+TYPICAL_AGE = 1.5  # of a model whose release is unknown
 EARLIEST, LATEST = -2.0, 26.0  # years; a false date in a file must not decide
 
 
@@ -88,8 +98,9 @@ class Quality:
 
     task: ModelPurpose
     value: float
-    low: float  # models are ranked by this: what the model reaches with a probability of 90 %
+    low: float  # what the model reaches with a probability of 90 %
     high: float
+    rank: float  # the low end, less ageing and thinking
     basis: QualityBasis
     scores: tuple[Score, ...] = ()
 
@@ -120,6 +131,7 @@ class Fit:
     models: Mapping[str, Mapping[str, tuple[float, float, int]]]
     bases: frozenset[str]
     makers: frozenset[str]  # of measured models
+    family_kinds: Mapping[str, tuple[ModelPurpose, ...]]  # what every model of a family does
 
 
 # Names of models that do something else than answer, whatever their kind says.
@@ -129,6 +141,9 @@ _OTHER_USE = re.compile(
 )
 BASE_NAME = re.compile(r"(?:^google/.*-pt|[-_]base)(?=[-_.0-9]|$)|[-_]pretrain(?:ed)?(?=[-_]|$)")
 _THINKS = re.compile(r"[-_]think(?:ing|er)?(?=[-_]|$)")
+_ALWAYS_THINKS = re.compile(
+    r"(?<!non)(?:^|[-_/])(?:think(?:ing|er)?|reason(?:ing|er)?|r1|qwq)(?=[-_]|$)"
+)
 # An embedding model of a text, by its name: other kinds of encoders are listed with the same purpose.
 _EMBEDS_TEXT = re.compile(
     r"embed|minilm|mpnet|simcse|sentence|sbert|retriev|(?:^|[-_/])(?:e5|bge|gte|gtr|st|m2v|arctic|nv-embed)(?=[-_0-9]|$)"
@@ -159,8 +174,11 @@ def is_base_model(hub_id: str) -> bool:
 def suits(hub_id: str, task: ModelPurpose, *, facts: Facts) -> bool:
     """Whether it can be offered for the task at all.
 
-    A general model codes and reasons too: its quality says how well. It needs scores of its own or of its family there.
+    A general model codes and reasons too: its quality says how well. It, its family or its maker's series needs scores
+    there.
     """
+    key, fit = key_of(hub_id), _fit()
+    facts = _completed(key, facts, fit)
     kinds = set(facts.kinds)
     if task is ModelPurpose.EMBEDDING or ModelPurpose.EMBEDDING in kinds:
         if task is not ModelPurpose.EMBEDDING or task not in kinds:
@@ -177,10 +195,8 @@ def suits(hub_id: str, task: ModelPurpose, *, facts: Facts) -> bool:
         return True
     if not kinds & {ModelPurpose.CHAT, ModelPurpose.CODE, ModelPurpose.REASONING}:
         return False
-    return (
-        task is ModelPurpose.CHAT
-        or quality_of(hub_id, task, facts=facts).basis is not QualityBasis.NOT_MEASURED
-    )
+    _, series, is_own = _lineage(hub_id, facts, fit)
+    return task is ModelPurpose.CHAT or (is_own and task.value in fit.series.get(series, {}))
 
 
 @functools.lru_cache(maxsize=2**14)
@@ -189,6 +205,7 @@ def quality_of(hub_id: str, task: ModelPurpose, *, facts: Facts) -> Quality:
     fit = _fit()
     about = fit.tasks[task]
     key = key_of(hub_id)
+    facts = _completed(key, facts, fit)
     fitted = fit.models.get(key, {}).get(task.value)
     if fitted is not None:
         ability, spread, count = fitted
@@ -203,14 +220,43 @@ def quality_of(hub_id: str, task: ModelPurpose, *, facts: Facts) -> Quality:
     def expected(log_odds: float) -> float:
         return 100 * (chance + (1 - chance) / (1 + math.exp(-log_odds)))
 
+    low = expected(ability - EIGHTY_PERCENT * spread)
     return Quality(
         task=task,
         value=expected(ability),
-        low=expected(ability - EIGHTY_PERCENT * spread),
+        low=low,
         high=expected(ability + EIGHTY_PERCENT * spread),
+        rank=low - _unseen(key, task, facts),
         basis=basis,
         scores=scores_of(key, task),
     )
+
+
+def _completed(key: str, facts: Facts, fit: Fit) -> Facts:
+    """The facts with what is known of the model's family: when it was released, whether it thinks and sees."""
+    family, _, is_own = _lineage(key, facts, fit)
+    if not is_own:
+        return facts
+    kinds = facts.kinds
+    if kinds and ModelPurpose.EMBEDDING not in kinds:
+        kinds = tuple(dict.fromkeys((*kinds, *fit.family_kinds.get(family, ()))))
+    return replace(facts, kinds=kinds, released=facts.released or fit.released.get(family))
+
+
+def _unseen(key: str, task: ModelPurpose, facts: Facts) -> float:
+    """Points by which benchmarks overstate the model."""
+    if task is ModelPurpose.EMBEDDING:
+        return 0.0
+    age = age_of(key, facts)
+    lost = AGEING * max(NEWEST - (TYPICAL_AGE if age is None else age), 0.0)
+    if task is ModelPurpose.CHAT and _reasons(key, facts):
+        lost += THINKING_IN_CHAT
+    return lost
+
+
+def always_thinks(hub_id: str) -> bool:
+    """Whether it cannot answer without thinking first, by its name: 'phi-4-reasoning', 'deepseek-r1', 'qwq-32b'."""
+    return _ALWAYS_THINKS.search(key_of(hub_id)) is not None
 
 
 def reference_benchmark(task: ModelPurpose) -> str:
@@ -222,6 +268,31 @@ def reference_benchmark(task: ModelPurpose) -> str:
 def scores_of(hub_id: str, task: ModelPurpose) -> tuple[Score, ...]:
     """The published scores of the model in benchmarks that count for the task."""
     return _evidence().get((key_of(hub_id), task.value), ())
+
+
+def related_scores(
+    hub_id: str, task: ModelPurpose, *, facts: Facts
+) -> tuple[tuple[str, Score], ...]:
+    """Scores that a model without its own for the task is judged by: its own in other tasks, else its family's in this.
+
+    Each with the model that has it; the newest first.
+    """
+    key, fit = key_of(hub_id), _fit()
+    found = [
+        (model, score)
+        for (model, other), scores in _evidence().items()
+        for score in scores
+        if model == key and other != task.value
+    ]
+    family, _, is_own = _lineage(key, facts, fit)
+    if not found and is_own:
+        found = [
+            (model, score)
+            for (model, other), scores in _evidence().items()
+            for score in scores
+            if other == task.value and family_of(model, Facts()) == family
+        ]
+    return tuple(sorted(found, key=lambda item: (item[1].date, item[0]), reverse=True))
 
 
 def predicted_ability(
@@ -314,9 +385,7 @@ def inputs_of(
     if age is None:
         missing.append("age")
         age = 0.0
-    reasons = ModelPurpose.REASONING in facts.kinds or (
-        name_counts and _THINKS.search(hub_id.lower()) is not None
-    )
+    reasons = _reasons(hub_id if name_counts else "", facts)
     inputs = {
         "one": 1.0,
         "size": math.log2(total / 7e9),
@@ -328,6 +397,10 @@ def inputs_of(
         "codes": float(ModelPurpose.CODE in facts.kinds),
     }
     return inputs, tuple(missing)
+
+
+def _reasons(name: str, facts: Facts) -> bool:
+    return ModelPurpose.REASONING in facts.kinds or _THINKS.search(name.lower()) is not None
 
 
 def age_of(hub_id: str, facts: Facts) -> float | None:
@@ -529,6 +602,10 @@ def read_fit(data: Mapping[str, Any]) -> Fit:
         newest=data["newest"],
         models=data["models"],
         bases=frozenset(data["bases"]),
+        family_kinds={
+            family: tuple(map(ModelPurpose, kinds))
+            for family, kinds in data["family_kinds"].items()
+        },
         makers=frozenset(maker for group in data["publishers"].values() for maker in group),
     )
 

@@ -16,8 +16,11 @@ from edgekit.index.quality import (
     Loss,
     Quality,
     QualityBasis,
+    Score,
+    always_thinks,
     cache_loss,
     quality_of,
+    related_scores,
     suits,
     weights_loss,
 )
@@ -29,10 +32,14 @@ from edgekit.plan.plan import Plan
 _VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?=-|$)")
 
 # In points of quality (docs/decisions/0013-quality.md). Chat slower than reading, or a book that takes minutes to
-# embed, is felt more than a better answer; speed beyond that is worth little.
-POINTS_PER_DOUBLING = 1.0  # above reading speed
-MOST_DOUBLINGS = 3.0
-POINTS_PER_HALVING = 25.0  # below it
+# embed, is felt more than a better answer; each further doubling is worth less.
+POINTS_PER_HALVING = 25.0  # below reading speed
+POINTS_OF_TWICE_READING_SPEED = 8.0
+POINTS_PER_DOUBLING = 3.0  # above that
+MOST_DOUBLINGS = 2.0  # of twice the reading speed: 64 tokens/s
+THINKING_TOKENS = (
+    4.0  # ASSUMED: per token of the answer, of a model that cannot answer without thinking
+)
 EMBEDDING_TOKENS_PER_S = 2000  # a book of 100,000 tokens in less than a minute
 POINTS_PER_EMBEDDING_HALVING = 6.0
 POINTS_IF_DIVIDED = 15.0  # partly in RAM, and its speed is unknown
@@ -42,6 +49,8 @@ ASSUMED_FLOPS = 50e9  # of a machine whose speed of reading is unknown: a small 
 # hub has thousands of versions that somebody made of a good model, of which nobody knows what became of it. On the
 # scale of `Entry.uses`; Qwen3-8B has 17.7.
 LEAST_USES_OF_FAMILY, LEAST_USES_UNMEASURED = 8.0, 12.0
+# Few users are weak evidence against a model: others have tried it and gone back.
+MANY_USES, POINTS_PER_USES, MOST_POINTS_OF_USES = 15.0, 0.75, 4.0
 FULL_RAM_PERCENT = 92  # of the usable RAM; a model that takes more would make the machine swap
 
 
@@ -57,6 +66,11 @@ def entry_quality(entry: Entry, task: ModelPurpose) -> Quality:
     return quality_of(entry.repository or entry.id, task, facts=_facts(entry))
 
 
+def entry_related_scores(entry: Entry, task: ModelPurpose) -> tuple[tuple[str, Score], ...]:
+    """The scores of relatives, or in other tasks, that a model without its own is judged by."""
+    return related_scores(entry.repository or entry.id, task, facts=_facts(entry))
+
+
 def _facts(entry: Entry) -> Facts:
     return Facts(
         parameters=entry.parameters,
@@ -68,8 +82,15 @@ def _facts(entry: Entry) -> Facts:
 
 
 def rank_of(entry: Entry, task: ModelPurpose | None = None) -> float:
-    """The quality that the model reaches with a probability of 90 %, regardless of memory and speed."""
-    return entry_quality(entry, task or task_of_entry(entry)).low
+    """What the model is worth on any machine: its quality's rank, less a little if few people use it."""
+    return entry_quality(entry, task or task_of_entry(entry)).rank - few_uses_points(entry)
+
+
+def few_uses_points(entry: Entry) -> float:
+    """What a model loses if few people use it."""
+    if entry.is_users:
+        return 0.0
+    return min(POINTS_PER_USES * max(MANY_USES - entry.uses, 0.0), MOST_POINTS_OF_USES)
 
 
 def is_minor(entry: Entry) -> bool:
@@ -134,7 +155,7 @@ class Suggestion:
 
     @property
     def rank(self) -> float:
-        return self.quality.low
+        return rank_of(self.entry, self.task)
 
     @property
     def loss(self) -> Loss:
@@ -152,21 +173,25 @@ class Suggestion:
     @property
     def worth(self) -> float:
         """The rank, less what this machine makes of the model: quantisation, cache and speed, in points of quality."""
-        return self.rank - self.loss.value - self.cache_loss.value + self._speed_points
+        return self.rank - self.loss.value - self.cache_loss.value + self.speed_points
 
     @property
-    def _speed_points(self) -> float:
+    def speed_points(self) -> float:
+        """What its speed on this machine adds, or costs."""
         speed, steady = self.plan.speed, self.plan.steady_tokens_per_s
         if self.task is ModelPurpose.EMBEDDING:
             read = None if speed is None else speed.prefill
-            if read is None:
-                rate = ASSUMED_FLOPS / (2 * max(self.entry.active_parameters or 1, 1))
-            else:
-                rate = math.sqrt(math.prod(read))
+            assumed = ASSUMED_FLOPS / (2 * max(self.entry.active_parameters or 1, 1))
+            # the low end: the range that is estimated for small models is far too wide
+            rate = assumed if read is None else read[0]
             return embedding_points(rate)
         if speed is None or steady is None:
             return 0.0 if self.plan.result.way.whole else -POINTS_IF_DIVIDED
-        return speed_points(steady)
+        # hard questions are what such a model is chosen for
+        if self.task is not ModelPurpose.REASONING and always_thinks(self.entry.id):
+            steady /= THINKING_TOKENS
+        points = speed_points(steady)
+        return min(points, 0.0) if is_minor(self.entry) else points
 
     @property
     def counts_images(self) -> bool:
@@ -177,14 +202,17 @@ class Suggestion:
 
     @property
     def is_preferred(self) -> bool:
-        """Whether it ranks before all others: at least reading speed, not small, and with memory to spare; for images,
-        with the memory that they need counted.
+        """Whether it ranks before all others: notable, at least reading speed, not small, and with memory to spare.
+
+        For images, with the memory that they need counted.
 
         If the speed is unknown, it has to be entirely on the GPU.
         """
         if self.task is ModelPurpose.VISION and not self.counts_images:
             return False
         if is_minor(self.entry) or self.task is ModelPurpose.EMBEDDING or self._fills_ram:
+            return False
+        if not is_notable(self.entry, self.task):
             return False
         return self.is_quick if self.plan.speed is not None else self.plan.result.way.whole
 
@@ -212,7 +240,9 @@ def speed_points(tokens_per_s: float) -> float:
     doublings = math.log2(max(tokens_per_s, 1e-3) / READING_TOKENS_PER_S)
     if doublings < 0:
         return POINTS_PER_HALVING * doublings
-    return POINTS_PER_DOUBLING * min(doublings, MOST_DOUBLINGS)
+    if doublings < 1:
+        return POINTS_OF_TWICE_READING_SPEED * doublings
+    return POINTS_OF_TWICE_READING_SPEED + POINTS_PER_DOUBLING * min(doublings - 1, MOST_DOUBLINGS)
 
 
 def embedding_points(tokens_per_s: float) -> float:

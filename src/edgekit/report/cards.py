@@ -15,14 +15,20 @@ from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED
 from edgekit.engines.flags import typed
 from edgekit.errors import printable
-from edgekit.index.quality import QualityBasis, reference_benchmark
+from edgekit.index.quality import QualityBasis, Score, reference_benchmark
 from edgekit.index.repositories import Form, repository_at
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.plan.choice import download_bytes, with_weights
 from edgekit.plan.fit import first_placement
 from edgekit.plan.plan import Plan
-from edgekit.plan.recommend import Suggestion, rank_of, task_of_entry
+from edgekit.plan.recommend import (
+    Suggestion,
+    entry_related_scores,
+    few_uses_points,
+    rank_of,
+    task_of_entry,
+)
 from edgekit.report.check import assumed_of, bars_json, changes_section, headline, typical_figure
 from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
@@ -232,32 +238,56 @@ def _detail_lines(suggestion: Suggestion, screen: Screen) -> Iterator[str]:
 
 
 SHOWN_SCORES = 4
+LEAST_SHOWN_POINTS = 0.05  # less rounds to nothing
 
 
 def quality_lines(suggestion: Suggestion) -> Iterator[str]:
-    """The quality for the task, what it rests on, and what the quantisation costs."""
-    quality = suggestion.quality
+    """The quality for the task, the scores it rests on, and how it leads to the place in the list."""
+    quality, entry = suggestion.quality, suggestion.entry
     reference = reference_benchmark(quality.task)
+    related: tuple[tuple[str, Score], ...] = ()
+    if quality.basis is QualityBasis.FAMILY:
+        related = entry_related_scores(entry, quality.task)
     rests_on = {
         QualityBasis.MEASURED: "from its own scores",
-        QualityBasis.FAMILY: "no scores of its own for this task: from its family's, or its own in other tasks",
-        QualityBasis.NOT_MEASURED: "not measured: from its size and age",
+        QualityBasis.FAMILY: "from its scores in other tasks or its family's",
+        QualityBasis.NOT_MEASURED: "not measured: from its size, its age and its maker's other models",
     }[quality.basis]
     yield (
         f"quality for {quality.task.value}: about {quality.value:.0f} of 100 in {reference} "
         f"({quality.low:.0f}-{quality.high:.0f}), {rests_on}"
     )
-    for score in sorted(quality.scores, key=lambda score: score.date, reverse=True)[:SHOWN_SCORES]:
-        where = score.source.partition("@")[0]  # owner/repository, or an address
-        yield f"  {score.benchmark} {score.score:g} ({score.date[:7]}, {score.measured_by}; {where})"
-    if len(quality.scores) > SHOWN_SCORES:
-        yield f"  and {len(quality.scores) - SHOWN_SCORES} more"
+    newest = sorted(quality.scores, key=lambda score: score.date, reverse=True)
+    shown = [("", score) for score in newest] or list(related)
+    for model, score in shown[:SHOWN_SCORES]:
+        yield f"  {_score_words(score, model)}"
+    if len(shown) > SHOWN_SCORES:
+        yield f"  and {len(shown) - SHOWN_SCORES} more"
     for what, loss in (("weights", suggestion.loss), ("KV cache", suggestion.cache_loss)):
-        if loss.value >= 0.05:  # less rounds to nothing
+        if loss.value >= LEAST_SHOWN_POINTS:
             yield (
                 f"  {what} at {_type_name(suggestion, what)}: {loss.value:.1f} points less "
                 f"({loss.low:.1f}-{loss.high:.1f}, {loss.basis.value})"
             )
+    parts = [f"{quality.low:.1f} at the low end"]
+    unseen = "age and thinking" if quality.task is ModelPurpose.CHAT else "age"
+    points = (
+        (unseen, quality.rank - quality.low),
+        ("few users", -few_uses_points(entry)),
+        ("weights and cache", -suggestion.loss.value - suggestion.cache_loss.value),
+        ("speed", suggestion.speed_points),
+    )
+    parts += [f"{value:+.1f} {why}" for why, value in points if abs(value) >= LEAST_SHOWN_POINTS]
+    yield f"  ranked at {suggestion.worth:.1f}: {', '.join(parts)}"
+
+
+def _score_words(score: Score, model: str) -> str:
+    """'SWE-Bench Pro 50.4 (2026, measured by the vendor; anomalyco/models.dev)'."""
+    of = f"{model.rpartition('/')[2]}: " if model else ""
+    by = score.measured_by
+    by = "measured by: see there" if by == "see source" else f"measured by {by}"
+    where = score.source.partition("@")[0]  # owner/repository, or an address
+    return f"{of}{score.benchmark} {round(score.score, 1):g} ({score.date[:7]}, {by}; {where})"
 
 
 def _type_name(suggestion: Suggestion, what: str) -> str:

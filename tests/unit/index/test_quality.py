@@ -23,10 +23,12 @@ from edgekit.index.quality import (
     Facts,
     LossBasis,
     QualityBasis,
+    always_thinks,
     cache_loss,
     is_base_model,
     key_of,
     quality_of,
+    related_scores,
     suits,
     weights_loss,
 )
@@ -37,6 +39,7 @@ DATA = json.loads(PACKAGE.joinpath(FITTED).read_text(encoding="utf-8"))
 SHIPPABLE = {"CC-BY-4.0", "Apache-2.0", "MIT", "CC0-1.0"}
 CHAT, CODE, REASONING = ModelPurpose.CHAT, ModelPurpose.CODE, ModelPurpose.REASONING
 VISION, EMBEDDING = ModelPurpose.VISION, ModelPurpose.EMBEDDING
+ORNITH = "deepreinforce-ai/ornith-1.0-35b"
 UNKNOWN = "somebody/xylograph-8b"
 LARGE = Facts(parameters=70_000_000_000, released="2026-10-01", family="xylograph", kinds=(CHAT,))
 MEASURED = [
@@ -193,6 +196,70 @@ def test_another_publishers_version_is_not_measured_and_ranks_below_the_original
     assert original.basis is QualityBasis.FAMILY
     assert copied.basis is QualityBasis.NOT_MEASURED
     assert copied.low < original.low
+
+
+def test_a_makers_own_scores_are_less_certain_than_those_of_others() -> None:
+    """Five scores that the maker of Ornith measured tell less than four of Qwen3-32B, of which others measured two."""
+    measured_by = {score.measured_by for score in quality_of(ORNITH, CODE, facts=Facts()).scores}
+    assert measured_by == {"the vendor"}
+    assert DATA["models"][ORNITH]["code"][1] > 1.4 * DATA["models"]["qwen/qwen3-32b"]["code"][1]
+
+
+def test_an_older_model_ranks_lower_at_the_same_score() -> None:
+    name = "meta-llama/Llama-3.3-70B-Instruct"
+    new, old = (
+        quality_of(name, CHAT, facts=Facts(kinds=(CHAT,), released=day))
+        for day in ("2026-10-01", "2024-12-06")
+    )
+    assert (new.value, new.low) == (old.value, old.low)
+    assert old.rank < new.rank == new.low
+
+
+def test_thinking_counts_less_in_conversation() -> None:
+    name = "meta-llama/Llama-3.3-70B-Instruct"
+    for task in (CHAT, REASONING):
+        plain, thinks = (
+            quality_of(name, task, facts=Facts(kinds=kinds, released="2026-10-01"))
+            for kinds in ((CHAT,), (CHAT, REASONING))
+        )
+        assert (thinks.rank < plain.rank) is (task is CHAT)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("microsoft/Phi-4-reasoning-plus", True),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", True),
+        ("Qwen/Qwen3-4B-Thinking-2507", True),
+        ("Qwen/QwQ-32B", True),
+        ("Qwen/Qwen3.6-27B", False),  # thinks if it is asked to
+        ("openai/gpt-oss-20b", False),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", False),
+    ],
+)
+def test_models_that_always_think(name: str, expected: bool) -> None:  # noqa: FBT001
+    assert always_thinks(name) is expected
+
+
+def test_what_all_models_of_a_family_do_is_known_of_each() -> None:
+    facts = Facts(parameters=31 * 10**9, released="2026-04", family="gemma-4", kinds=(CHAT,))
+    listed = replace(facts, kinds=(CHAT, REASONING))
+    for task in (CHAT, REASONING):
+        assert (
+            quality_of("google/gemma-4-31B-it", task, facts=facts).value
+            == quality_of("google/gemma-4-31B-it", task, facts=listed).value
+        )
+    assert suits("google/gemma-4-31B-it", REASONING, facts=facts)
+
+
+def test_scores_that_a_model_without_its_own_is_judged_by() -> None:
+    own = related_scores("Qwen/Qwen3.6-27B", CHAT, facts=Facts())
+    assert [(model, score.benchmark) for model, score in own] == [
+        ("qwen/qwen3.6-27b", "SWE-Bench Verified")
+    ]
+    family = related_scores("Qwen/Qwen3.5-9B", CODE, facts=Facts(family="qwen3.5"))
+    assert family
+    assert all(model.startswith("qwen/qwen3.5-") for model, _ in family)
 
 
 def test_unknown_size_and_date_widen_the_interval() -> None:

@@ -13,8 +13,10 @@ from edgekit.index.names import find_entry
 from edgekit.index.quality import QualityBasis
 from edgekit.index.types import ModelPurpose
 from edgekit.plan.recommend import (
+    MOST_POINTS_OF_USES,
     embedding_points,
     entry_quality,
+    few_uses_points,
     is_notable,
     rank_of,
     ranked_for,
@@ -25,10 +27,33 @@ from edgekit.plan.recommend import (
 CHAT, CODE, EMBEDDING = ModelPurpose.CHAT, ModelPurpose.CODE, ModelPurpose.EMBEDDING
 
 
-def test_rank_is_the_low_end_of_the_quality() -> None:
-    entry = find_entry("qwen3-32b")
+def test_rank_is_the_low_end_of_the_quality_less_age_and_thinking() -> None:
+    entry = find_entry("qwen3-32b")  # of May 2025
     quality = entry_quality(entry, CHAT)
-    assert rank_of(entry) == rank_of(entry, CHAT) == quality.low < quality.value
+    assert rank_of(entry) == rank_of(entry, CHAT) == quality.rank < quality.low < quality.value
+
+
+def test_few_users_cost_a_little() -> None:
+    """Ornith is known from its maker's scores only, and few people use it: Qwen3.6 of the same size ranks higher."""
+    ornith, qwen = find_entry("ornith-1.0-35b"), find_entry("qwen3.6-35b-a3b")
+    assert few_uses_points(qwen) == 0 < few_uses_points(ornith) <= MOST_POINTS_OF_USES
+    assert rank_of(ornith, CODE) < rank_of(qwen, CODE)
+
+
+@pytest.mark.parametrize("task", [CHAT, CODE, ModelPurpose.REASONING, ModelPurpose.VISION])
+def test_no_model_without_scores_ranks_above_a_measured_one_of_its_age_that_is_better(
+    task: ModelPurpose,
+) -> None:
+    """The younger one may: an older model's scores count for less."""
+    qualities = [entry_quality(entry, task) for entry in ranked_for(task, index_entries())]
+    measured = [item for item in qualities if item.basis is QualityBasis.MEASURED]
+    assert measured
+    for other in qualities:
+        if other.basis is QualityBasis.MEASURED:
+            continue
+        assert not any(
+            item.value >= other.value and item.low < other.low - 1e-9 for item in measured
+        )
 
 
 @pytest.mark.parametrize(
@@ -37,7 +62,14 @@ def test_rank_is_the_low_end_of_the_quality() -> None:
         (CHAT, "qwen3-32b", "qwen3-8b"),
         (CHAT, "llama-3.3-70b", "llama-2-70b"),
         (CODE, "qwen3-coder-30b-a3b-instruct", "codellama-34b-instruct"),
+        (CHAT, "gemma-4-31b-it", "phi-4-reasoning-plus"),  # of 2026 and 2025, both known well
+        (CHAT, "gemma-4-31b-it", "deepseek-r1-distill-qwen-32b"),
+        (CHAT, "qwen3.6-35b-a3b", "phi-4-reasoning-plus"),
+        (CHAT, "gpt-oss-20b", "deepseek-r1-distill-llama-8b"),
         (CODE, "qwen3.6-27b", "granite-3b-code-instruct-128k"),
+        (CODE, "qwen3.8-27b", "qwen2.5-coder-32b-instruct"),
+        (CODE, "qwen3-coder-30b-a3b-instruct", "qwen2.5-coder-32b-instruct"),
+        (EMBEDDING, "qwen3-embedding-0.6b", "e5-mistral-7b-instruct"),
         (EMBEDDING, "qwen3-embedding-8b", "all-minilm-l6-v2"),
     ],
 )
@@ -75,7 +107,7 @@ def test_model_without_scores_is_offered_first_only_if_it_is_used_a_lot() -> Non
 
 @pytest.mark.parametrize(
     ("tokens_per_s", "points"),
-    [(8, 0.0), (16, 1.0), (64, 3.0), (1000, 3.0), (4, -25.0), (2, -50.0)],
+    [(8, 0.0), (16, 8.0), (32, 11.0), (64, 14.0), (1000, 14.0), (4, -25.0), (2, -50.0)],
 )
 def test_speed_points(tokens_per_s: float, points: float) -> None:
     assert speed_points(tokens_per_s) == pytest.approx(points)
