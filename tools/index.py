@@ -13,6 +13,8 @@ Only rows of which at least one source has a licence are written. A model's geom
 config is at hand, or that of a model with equal numbers which a source states to be its base or a variant of it.
 Otherwise it is put together from the partial numbers of DATA and a config of the same architecture ("assumed"), if the
 parameters that follow are those of the model; or there is none.
+
+Rows of DATA that are not models are left out: see `is_model`.
 """
 
 from __future__ import annotations
@@ -42,9 +44,10 @@ from edgekit.index.names import family_of, id_of, spellings
 from edgekit.index.quality import is_base_model
 from edgekit.index.records import forms_of, header_json, is_id, read_record
 from edgekit.index.tables import SCHEMA, Cell, as_json, write_sqlite
-from edgekit.index.types import Entry, ModelPurpose, Size, Source, StoredHeader
+from edgekit.index.types import NO_HEADER, Entry, ModelPurpose, Size, Source, StoredHeader
 from edgekit.model import open_config
 from edgekit.model.tensors import expected_tensors
+from edgekit.plan.assumed import from_name
 from edgekit.units import Basis
 
 ROOT = Path(__file__).parents[1]
@@ -137,6 +140,8 @@ def originals() -> Mapping[str, str]:
 
 def models_of(data: Path) -> list[Known]:
     """All models, the most used first."""
+    from tools.repositories import current_name  # tools/repositories.py
+
     by_hub_id = names_of(data)
     known: dict[str, Known] = {}  # by hub id in lower case
     for entry in recorded():
@@ -147,11 +152,14 @@ def models_of(data: Path) -> list[Known]:
             _merged(Known(entry=entry, hub_id=hub_id), row)
         )
     taken = {item.entry.id for item in known.values()}
-    configs, siblings = read_geometries()
-    templates = templates_of(known.values(), configs)
+    gathered = read_geometries()
+    templates = templates_of(known.values(), gathered)
+    with_files = {current_name(row["base"]) for row in rows_of(data, "repos") if row["base"]}
     official = {spellings(item.hub_id)[0]: item.hub_id for item in known.values()}
     for key, row in by_hub_id.items():  # ranked by use
         if key in known or not licensed(row["sources"]) or is_family_name(key, by_hub_id):
+            continue
+        if not is_model(row, has_files=current_name(row["hub_id"]) in with_files):
             continue
         spelling, owner = spellings(row["hub_id"])[0], key.partition("/")[0]
         first = official.setdefault(spelling, row["hub_id"])
@@ -167,7 +175,7 @@ def models_of(data: Path) -> list[Known]:
             row,
         )
     without = [item for item in known.values() if item.entry.header is None]
-    work = Geometries(configs=configs, siblings=siblings, known=known, templates=templates)
+    work = Geometries(gathered=gathered, known=known, templates=templates)
     _JOB[:] = [work, without]
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:  # a second or so for each
         entries = pool.map(_entry_of_job, range(len(without)), chunksize=8)
@@ -206,6 +214,38 @@ def is_family_name(key: str, by_hub_id: Mapping[str, Mapping[str, Any]]) -> bool
     longer = [other for name, other in by_hub_id.items() if name.startswith(f"{key}-")]
     used = [other for other in longer if other["parameters"] and other["score"] > row["score"]]
     return len(used) > 1
+
+
+# What generates images, sound or video, encodes them without text, or only cuts text up: no engine here loads it.
+NO_LANGUAGE_MODEL = re.compile(
+    r"(?:^|[-_])(?:image(?:-edit)?(?:-turbo|-\d+)?$|ltx|cosmos3|tokenizer|siglip2?|dinov[23]|clip-vit|c-radio|phikon"
+    r"|mimi$|data2vec-audio|unispeech|cosyvoice|w2v|voiceclap|blip-image)",
+    re.IGNORECASE,
+)
+SIZE_IN_NAME = re.compile(
+    r"(?<![a-z0-9])(?:\d+x)?\d+(?:[._]\d+)?b(?![a-z0-9])|(?<![a-z0-9])\d{2,4}m(?![a-z0-9])"
+)
+REGISTRIES = {"ollama", "xinference", "gpustack", "display"}  # their names are names of models
+KINDS_OF_A_REGISTRY = {"embedding", "reranker", "vision"}
+
+
+def is_model(row: Mapping[str, Any], *, has_files: bool) -> bool:
+    """Whether the row is a language or embedding model, not a dataset, page or program that is named like one.
+
+    Of a model something is known besides its name: its parameters, layers, licence, date, files or use. Where nothing
+    is, it counts if its name has a size ("EleutherAI/gpt-j-6b"), a registry of models lists it, or it is a base model.
+    """
+    name = row["hub_id"].rpartition("/")[2]
+    if NO_LANGUAGE_MODEL.search(name) and not (row["geometry_llmfit"] or {}).get(
+        "num_hidden_layers"
+    ):
+        return False
+    facts = ("parameters", "geometry_llmfit", "licence", "released", "hf_downloads", "ollama_pulls")
+    if has_files or any(row[fact] for fact in facts) or is_base_model(row["hub_id"].lower()):
+        return True
+    is_listed = bool(REGISTRIES & {item["scheme"] for item in row["names"]})
+    is_of_a_kind = bool(KINDS_OF_A_REGISTRY & set(row["kinds"]))
+    return is_listed or is_of_a_kind or SIZE_IN_NAME.search(name.lower()) is not None
 
 
 def new_id(hub_id: str, taken: set[str], *, is_base: bool, is_copy: bool = False) -> str | None:
@@ -310,46 +350,103 @@ def with_kinds(item: Known, *, is_base: bool) -> Entry:
 # --- geometries
 
 
-def read_geometries() -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
-    """Rows of geometries.jsonl.gz by hub id in lower case: those with a config, and those that are like another."""
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """The rows of geometries.jsonl.gz."""
+
+    configs: Mapping[str, Mapping[str, Any]]  # models' own configs, by hub id in lower case
+    siblings: Mapping[str, Mapping[str, Any]]  # models that are like another one, by hub id
+    defaults: Mapping[str, Mapping[str, Any]]  # of configuration classes, by model_type
+
+
+def read_geometries() -> Gathered:
     path = OWN_DATA / "geometries.jsonl.gz"
-    if not path.exists():
-        return {}, {}
     with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    own = {row["hub_id"].lower(): row for row in rows if "config" in row}
-    return own, {row["hub_id"].lower(): row for row in rows if "like" in row}
+    return Gathered(
+        configs={row["hub_id"].lower(): row for row in rows if "config" in row and "hub_id" in row},
+        siblings={row["hub_id"].lower(): row for row in rows if "like" in row},
+        defaults={row["template"]: row for row in rows if "template" in row},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """A config from which the geometry of a model of the same architecture may be put together."""
+
+    config: Mapping[str, Any]
+    text: str  # whose it is
 
 
 @dataclass(frozen=True, kw_only=True)
 class Geometries:
     """Where geometries are taken from."""
 
-    configs: Mapping[str, Mapping[str, Any]]  # rows of models' own configs, by hub id
-    siblings: Mapping[str, Mapping[str, Any]]  # rows of models that are proved equal to another
+    gathered: Gathered
     known: Mapping[str, Known]
-    templates: Mapping[str, list[Mapping[str, Any]]]  # model_type -> configs
+    templates: Mapping[str, list[Template]]  # model_type -> configs
 
     def of(self, item: Known) -> Entry:
         """The entry with its own geometry, that of an equal model, one put together, or none, in this order."""
         key = item.hub_id.lower()
-        own = self.configs.get(key)
+        own = self.gathered.configs.get(key)
         if own is not None:
             return _from_config(item, own["config"], own["source"], own["licence"], Basis.EXACT)
-        sibling = self.siblings.get(key)
-        config = {} if sibling is None else self._config(sibling["like"])
-        if sibling is None or not config:
+        sibling = self.gathered.siblings.get(key)
+        if sibling is None:
             return _assumed(item, self.templates)
         text = f"{sibling['relation_source']}: {sibling['relation']} ({sibling['like']}), whose numbers are equal"
-        changed = merged(config, sibling.get("differs") or {})
-        return _from_config(item, changed, text, sibling.get("licence"), Basis.EXACT)
+        config = self._config(sibling["like"])
+        if config and not contradicts(item, config):
+            changed = merged(config, sibling.get("differs") or {})
+            return _from_config(item, changed, text, sibling.get("licence"), Basis.EXACT)
+        base = self.known.get(sibling["like"].lower())
+        if base is None or base.entry.header is None or sibling.get("differs"):
+            return _assumed(item, self.templates)
+        return _with_header_of(item, base.entry, text, sibling.get("licence"))
 
     def _config(self, hub_id: str) -> Mapping[str, Any]:
         """The config of this model; empty if none was recorded."""
-        row, item = self.configs.get(hub_id.lower()), self.known.get(hub_id.lower())
+        row, item = self.gathered.configs.get(hub_id.lower()), self.known.get(hub_id.lower())
         if row is not None:
             return dict(row["config"])
         return {} if item is None or item.entry.header is None else item.entry.header.config
+
+
+def contradicts(item: Known, config: Mapping[str, Any]) -> bool:
+    """Whether DATA has another number for the model than this config. Vocabularies may be padded."""
+    partial = (item.named or {}).get("geometry_llmfit") or {}
+    inner = _inner(config)
+    names = {name: _key_in(inner, keys) for name, keys in PARTIAL.items() if name != "vocab_size"}
+    pairs = ((partial.get(name), inner.get(key)) for name, key in names.items())
+    return any(known and stated and known != stated for known, stated in pairs)
+
+
+def _key_in(config: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    """The key that this config uses; the usual one if it has none of them."""
+    return next((key for key in keys if config.get(key) is not None), keys[0])
+
+
+def _with_header_of(item: Known, base: Entry, text: str, licence: str | None) -> Entry:
+    """The entry with the recorded header of a model that is proved equal to it, and the facts that follow."""
+    origin = Source(text=text, basis=Basis.EXACT, licence=licence, date=READ_ON)
+    shared = (
+        "architecture",
+        "header",
+        "forms",
+        "sizes",
+        "vocabulary",
+        "native_context",
+        "active_parameters",
+    )
+    changes: dict[str, Any] = {name: getattr(base, name) for name in shared}
+    header = base.header or NO_HEADER
+    changes["header"] = replace(header, keys=dict(header.keys), config=dict(header.config))
+    if item.entry.parameters is None:
+        changes["parameters"] = base.parameters
+    facts = {"geometry", "sizes", *changes} & ({"geometry"} | base.sources.keys())
+    sources = {**item.entry.sources, **dict.fromkeys(facts, origin)}
+    return replace(item.entry, **changes, basis=Basis.EXACT, sources=sources)
 
 
 _JOB: list[Any] = []  # Geometries and the models without one, for the processes that are forked
@@ -426,15 +523,16 @@ def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return result
 
 
-# DATA's partial geometry -> key of a config.json
+# DATA's partial geometry -> keys of a config.json, the usual one first
 PARTIAL = {
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_hidden_layers",
-    "num_attention_heads": "num_attention_heads",
-    "num_key_value_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "vocab_size": "vocab_size",
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads"),
+    "head_dim": ("head_dim",),
+    "vocab_size": ("vocab_size",),
 }
+WIDTHS = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "d_ff")
 MOST_TEMPLATES = 3
 LAYER_LISTS = (
     "layer_types",
@@ -445,54 +543,100 @@ LAYER_LISTS = (
 )
 TOWER = 1.2e9  # parameters of the largest usual image encoder, which configs of the language model leave out
 MOST_OFF = 0.03  # a geometry that was put together may be this far from the model's parameters
+MOST_OFF_STATED = 0.15  # and from the size in its name: a 7B has 6.5 to 8 billion
+MOST_MASKED = 2_048  # tokens: masks are stored in repositories of 2019 to 2022
 
 
-def templates_of(
-    known: Iterable[Known], configs: Mapping[str, Mapping[str, Any]]
-) -> dict[str, list[Mapping[str, Any]]]:
-    """model_type -> configs of models of that architecture."""
-    result: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for item in known:
-        if item.entry.header is not None and item.entry.header.config:
-            result[str(item.entry.header.config.get("model_type"))].append(item.entry.header.config)
-    for row in configs.values():
-        result[str(row["config"].get("model_type"))].append(row["config"])
+def templates_of(known: Iterable[Known], gathered: Gathered) -> dict[str, list[Template]]:
+    """model_type -> configs of models of that architecture, and the defaults of its configuration class."""
+    result: dict[str, list[Template]] = defaultdict(list)
+    rows = [row for part in (gathered.configs, gathered.defaults) for row in part.values()]
+    configs = [(row["config"], row.get("hub_id") or row["source"]) for row in rows]
+    entries = [(item.entry, item.hub_id) for item in known]
+    configs += [
+        (entry.header.config, hub_id or entry.id)
+        for entry, hub_id in entries
+        if entry.header is not None and entry.header.config
+    ]
+    for config, text in configs:
+        result[str(config.get("model_type"))].append(Template(config=config, text=text))
+    for name, row in gathered.defaults.items():  # a class may be used under another name
+        result[name] = result[name] or [Template(config=row["config"], text=row["source"])]
     return result
 
 
-def _assumed(item: Known, templates: Mapping[str, list[Mapping[str, Any]]]) -> Entry:
+def _assumed(item: Known, templates: Mapping[str, list[Template]]) -> Entry:
     """A geometry from DATA's partial numbers and a config of the architecture, if its parameters are right."""
     partial = (item.named or {}).get("geometry_llmfit") or {}
-    parameters = item.entry.parameters
     llmfit = source_of("llmfit", licensed(item.named["sources"])) if item.named else None
-    if not (partial and parameters and llmfit is not None):
+    if not partial or llmfit is None:
         return _without_geometry(item.entry)
     near = sorted(
         templates.get(str(partial.get("architecture")), ()),
-        key=lambda config: abs(
-            (_inner(config).get("hidden_size") or 0) - (partial.get("hidden_size") or 0)
+        key=lambda template: abs(
+            (_inner(template.config).get("hidden_size") or 0) - (partial.get("hidden_size") or 0)
         ),
     )
     sees = "vision" in item.named["kinds"]
-    best: tuple[float, dict[str, Any]] | None = None
+    best: tuple[float, dict[str, Any], Template] | None = None
     for template in near[:MOST_TEMPLATES]:
         for tied in (None, True, False):
-            config = _filled(template, partial, tied=tied)
-            counted = _counted(config)
-            off = abs(counted / parameters - 1)
-            is_right = off <= MOST_OFF or (
-                sees and 0 < parameters - counted <= min(TOWER, counted / 2)
-            )
-            if is_right and (best is None or off < best[0]):
-                best = (off, config)
+            config = _filled(template.config, partial, tied=tied)
+            off = _difference(config, item, sees=sees)
+            if off <= MOST_OFF and (best is None or off < best[0]):
+                best = (off, config, template)
     if best is not None:
-        text = (
-            f"{llmfit.text} has its layers and widths; the rest as in a model of the same "
-            "architecture"
-        )
+        _, config, template = best
+        text = f"{llmfit.text} has its layers and widths; the rest as in {template.text}"
+        if not _is_near(_counted(config), item.entry.parameters, MOST_OFF_STATED):
+            item = replace(item, entry=replace(item.entry, parameters=None))  # DATA's was of a part
         with suppress(EdgekitError):
-            return _from_config(item, best[1], text, llmfit.licence, Basis.ASSUMED)
+            return _from_config(item, config, text, llmfit.licence, Basis.ASSUMED)
     return _without_geometry(item.entry)
+
+
+def _difference(config: Mapping[str, Any], item: Known, *, sees: bool) -> float:
+    """How far the parameters that the config implies are from the model's, 0.01 for 1 %; infinite without any.
+
+    A model's count may include its image encoder, its prediction layers, or the attention masks of old repositories.
+    Where it is that of a part (or there is none), the size that the name states decides.
+    """
+    counted = _counted(config)
+    if not counted:
+        return float("inf")
+    inner = _inner(config)
+    layers, positions = (
+        inner.get("num_hidden_layers") or 0,
+        inner.get("max_position_embeddings") or 0,
+    )
+    hidden, vocabulary = inner.get("hidden_size") or 0, inner.get("vocab_size") or 0
+    # a prediction layer: a layer of the model, the projection of two hidden states, with or without embeddings
+    layer = (counted - 2 * hidden * vocabulary) // max(layers, 1) + 2 * hidden * hidden
+    extras = [0, layers * min(positions, MOST_MASKED) ** 2, layer, layer + 2 * hidden * vocabulary]
+    parameters = item.entry.parameters
+    if parameters:
+        best = min(abs((counted + extra) / parameters - 1) for extra in extras)
+        if sees and 0 < parameters - counted <= min(TOWER, counted / 2):
+            best = min(best, MOST_OFF)
+        if best <= MOST_OFF:
+            return best
+    stated = _stated_size(item.hub_id)
+    has_all = all(((item.named or {}).get("geometry_llmfit") or {}).get(name) for name in PARTIAL)
+    if has_all and _is_near(counted, stated, MOST_OFF_STATED):
+        return MOST_OFF  # as good as the worst of the others
+    return float("inf")
+
+
+def _stated_size(hub_id: str) -> int | None:
+    """The number of parameters that the name states: 'deepseek-llm-7b-chat' -> 7,000,000,000."""
+    with suppress(EdgekitError):
+        stated = from_name(hub_id.rpartition("/")[2])
+        return None if stated.has_experts else stated.parameters
+    return None
+
+
+def _is_near(count: int, other: int | None, share: float) -> bool:
+    return other is not None and abs(count / other - 1) <= share
 
 
 def _counted(config: Mapping[str, Any]) -> int:
@@ -525,9 +669,9 @@ def _filled(
     """The template with the model's own numbers. Lists of layers of another length are left out."""
     inner_name = next((name for name, value in template.items() if value is _inner(template)), None)
     inner = dict(_inner(template))
-    for name, key in PARTIAL.items():
-        if partial.get(name) and (key in inner or name != "head_dim"):
-            inner[key] = partial[name]
+    for name, keys in PARTIAL.items():
+        if partial.get(name) and (name != "head_dim" or _has_own_width(inner, partial)):
+            inner[_key_in(inner, keys)] = partial[name]
     experts = partial.get("num_experts")
     width = partial.get("moe_intermediate_size") or partial.get("feed_forward_or_expert_size")
     if experts:
@@ -540,7 +684,7 @@ def _filled(
         if width and "moe_intermediate_size" in inner:
             inner["moe_intermediate_size"] = width
     elif width:
-        inner["intermediate_size"] = width
+        inner[_key_in(inner, WIDTHS)] = width
     for key in LAYER_LISTS:
         if isinstance(inner.get(key), list) and len(inner[key]) != inner.get("num_hidden_layers"):
             del inner[key]
@@ -552,6 +696,12 @@ def _filled(
     if tied is not None:
         config["tie_word_embeddings"] = tied
     return config
+
+
+def _has_own_width(inner: Mapping[str, Any], partial: Mapping[str, Any]) -> bool:
+    """Whether the width of a head is a number of its own: DATA divides where a config states none."""
+    heads, hidden = partial.get("num_attention_heads"), partial.get("hidden_size")
+    return "head_dim" in inner or bool(heads and hidden and partial["head_dim"] != hidden // heads)
 
 
 def _without_geometry(entry: Entry) -> Entry:
