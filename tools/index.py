@@ -36,6 +36,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from tools.repositories import current_id, current_name, earlier_ids
+
 from edgekit.app.index import facts_of
 from edgekit.errors import EdgekitError
 from edgekit.formats.mixes import mix_by_name
@@ -140,20 +142,18 @@ def originals() -> Mapping[str, str]:
 
 def models_of(data: Path) -> list[Known]:
     """All models, the most used first."""
-    from tools.repositories import current_name  # tools/repositories.py
-
     by_hub_id = names_of(data)
+    by_name = {current_name(hub_id): row for hub_id, row in by_hub_id.items()}
     known: dict[str, Known] = {}  # by hub id in lower case
     for entry in recorded():
         wanted = originals().get(entry.id) or entry.repository or _named_like(entry, by_hub_id)
-        row = by_hub_id.get(wanted.lower(), {})
+        row = by_name.get(current_name(wanted), {})
         hub_id = row.get("hub_id") or wanted
         known[(hub_id or entry.id).lower()] = _with_repository(
             _merged(Known(entry=entry, hub_id=hub_id), row)
         )
     taken = {item.entry.id for item in known.values()}
     gathered = read_geometries()
-    templates = templates_of(known.values(), gathered)
     with_files = {current_name(row["base"]) for row in rows_of(data, "repos") if row["base"]}
     official = {spellings(item.hub_id)[0]: item.hub_id for item in known.values()}
     for key, row in by_hub_id.items():  # ranked by use
@@ -174,6 +174,7 @@ def models_of(data: Path) -> list[Known]:
             ),
             row,
         )
+    templates = templates_of(known, gathered)
     without = [item for item in known.values() if item.entry.header is None]
     work = Geometries(gathered=gathered, known=known, templates=templates)
     _JOB[:] = [work, without]
@@ -188,11 +189,10 @@ def models_of(data: Path) -> list[Known]:
 
 def names_of(data: Path) -> dict[str, dict[str, Any]]:
     """DATA's names by hub id in lower case. Of a repository that was renamed, only the name that is used more."""
-    from tools.repositories import current_name  # tools/repositories.py
-
     names: dict[str, dict[str, Any]] = {}
     for row in rows_of(data, "names"):  # the most used first
-        names.setdefault(current_name(row["hub_id"]), row)
+        today = {**row, "hub_id": current_id(row["hub_id"])}
+        names.setdefault(current_name(today["hub_id"]), today)
     return {row["hub_id"].lower(): row for row in names.values()}
 
 
@@ -236,9 +236,7 @@ def is_model(row: Mapping[str, Any], *, has_files: bool) -> bool:
     is, it counts if its name has a size ("EleutherAI/gpt-j-6b"), a registry of models lists it, or it is a base model.
     """
     name = row["hub_id"].rpartition("/")[2]
-    if NO_LANGUAGE_MODEL.search(name) and not (row["geometry_llmfit"] or {}).get(
-        "num_hidden_layers"
-    ):
+    if NO_LANGUAGE_MODEL.search(name):
         return False
     facts = ("parameters", "geometry_llmfit", "licence", "released", "hf_downloads", "ollama_pulls")
     if has_files or any(row[fact] for fact in facts) or is_base_model(row["hub_id"].lower()):
@@ -354,8 +352,8 @@ def with_kinds(item: Known, *, is_base: bool) -> Entry:
 class Gathered:
     """The rows of geometries.jsonl.gz."""
 
-    configs: Mapping[str, Mapping[str, Any]]  # models' own configs, by hub id in lower case
-    siblings: Mapping[str, Mapping[str, Any]]  # models that are like another one, by hub id
+    configs: Mapping[str, Mapping[str, Any]]  # models' own configs, by hub id as it is today
+    siblings: Mapping[str, Mapping[str, Any]]  # models that are like another one, likewise
     defaults: Mapping[str, Mapping[str, Any]]  # of configuration classes, by model_type
 
 
@@ -364,8 +362,10 @@ def read_geometries() -> Gathered:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     return Gathered(
-        configs={row["hub_id"].lower(): row for row in rows if "config" in row and "hub_id" in row},
-        siblings={row["hub_id"].lower(): row for row in rows if "like" in row},
+        configs={
+            current_name(row["hub_id"]): row for row in rows if "config" in row and "hub_id" in row
+        },
+        siblings={current_name(row["hub_id"]): row for row in rows if "like" in row},
         defaults={row["template"]: row for row in rows if "template" in row},
     )
 
@@ -376,6 +376,7 @@ class Template:
 
     config: Mapping[str, Any]
     text: str  # whose it is
+    parameters: int | None = None  # of that model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,7 +389,7 @@ class Geometries:
 
     def of(self, item: Known) -> Entry:
         """The entry with its own geometry, that of an equal model, one put together, or none, in this order."""
-        key = item.hub_id.lower()
+        key = current_name(item.hub_id)
         own = self.gathered.configs.get(key)
         if own is not None:
             return _from_config(item, own["config"], own["source"], own["licence"], Basis.EXACT)
@@ -407,7 +408,7 @@ class Geometries:
 
     def _config(self, hub_id: str) -> Mapping[str, Any]:
         """The config of this model; empty if none was recorded."""
-        row, item = self.gathered.configs.get(hub_id.lower()), self.known.get(hub_id.lower())
+        row, item = self.gathered.configs.get(current_name(hub_id)), self.known.get(hub_id.lower())
         if row is not None:
             return dict(row["config"])
         return {} if item is None or item.entry.header is None else item.entry.header.config
@@ -532,7 +533,19 @@ PARTIAL = {
     "head_dim": ("head_dim",),
     "vocab_size": ("vocab_size",),
 }
+LAYERS = "num_hidden_layers"
 WIDTHS = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "d_ff")
+# Architecture -> that of the language model inside, or of the model that it is in all but name
+INNER_ARCHITECTURES = {
+    "aquila": "llama",
+    "dots_ocr": "qwen2",
+    "Dream": "qwen2",
+    "llama_bidirec": "llama",
+    "llava_llama": "llama",
+    "llava_mistral": "mistral",
+    "llava_qwen2": "qwen2",
+    "nvembed": "mistral",
+}
 MOST_TEMPLATES = 3
 LAYER_LISTS = (
     "layer_types",
@@ -541,27 +554,28 @@ LAYER_LISTS = (
     "sliding_window_pattern_list",
     "block_types",
 )
+USUAL_TOWER = 0.5e9  # parameters of the image encoders of most models
 TOWER = 1.2e9  # parameters of the largest usual image encoder, which configs of the language model leave out
 MOST_OFF = 0.03  # a geometry that was put together may be this far from the model's parameters
 MOST_OFF_STATED = 0.15  # and from the size in its name: a 7B has 6.5 to 8 billion
-MOST_MASKED = 2_048  # tokens: masks are stored in repositories of 2019 to 2022
 
 
-def templates_of(known: Iterable[Known], gathered: Gathered) -> dict[str, list[Template]]:
+def templates_of(known: Mapping[str, Known], gathered: Gathered) -> dict[str, list[Template]]:
     """model_type -> configs of models of that architecture, and the defaults of its configuration class."""
     result: dict[str, list[Template]] = defaultdict(list)
-    rows = [row for part in (gathered.configs, gathered.defaults) for row in part.values()]
-    configs = [(row["config"], row.get("hub_id") or row["source"]) for row in rows]
-    entries = [(item.entry, item.hub_id) for item in known]
-    configs += [
-        (entry.header.config, hub_id or entry.id)
-        for entry, hub_id in entries
-        if entry.header is not None and entry.header.config
-    ]
-    for config, text in configs:
-        result[str(config.get("model_type"))].append(Template(config=config, text=text))
-    for name, row in gathered.defaults.items():  # a class may be used under another name
-        result[name] = result[name] or [Template(config=row["config"], text=row["source"])]
+    by_name = {current_name(item.hub_id): item for item in known.values()}
+    rows = {key: (row["config"], row["hub_id"]) for key, row in gathered.configs.items()}
+    for key, item in by_name.items():
+        if item.entry.header is not None and item.entry.header.config:
+            rows.setdefault(key, (item.entry.header.config, item.hub_id or item.entry.id))
+    for key, (config, text) in rows.items():
+        parameters = by_name[key].named.get("parameters") if key in by_name else None
+        template = Template(config=config, text=text, parameters=parameters)
+        result[str(config.get("model_type"))].append(template)
+    for name, row in gathered.defaults.items():
+        result[name].append(Template(config=row["config"], text=row["source"]))
+    for name, inner in INNER_ARCHITECTURES.items():
+        result[name] += result[inner]
     return result
 
 
@@ -571,60 +585,76 @@ def _assumed(item: Known, templates: Mapping[str, list[Template]]) -> Entry:
     llmfit = source_of("llmfit", licensed(item.named["sources"])) if item.named else None
     if not partial or llmfit is None:
         return _without_geometry(item.entry)
+    candidates = templates.get(str(partial.get("architecture")), [])
+    same = [row for row in candidates if row.parameters and row.parameters == item.entry.parameters]
     near = sorted(
-        templates.get(str(partial.get("architecture")), ()),
+        candidates,
         key=lambda template: abs(
             (_inner(template.config).get("hidden_size") or 0) - (partial.get("hidden_size") or 0)
         ),
     )
     sees = "vision" in item.named["kinds"]
     best: tuple[float, dict[str, Any], Template] | None = None
-    for template in near[:MOST_TEMPLATES]:
+    stated: tuple[dict[str, Any], Template] | None = None
+    for template in (*same, *near[:MOST_TEMPLATES]):
         for tied in (None, True, False):
             config = _filled(template.config, partial, tied=tied)
-            off = _difference(config, item, sees=sees)
+            off = _difference(config, template, item, sees=sees)
             if off <= MOST_OFF and (best is None or off < best[0]):
                 best = (off, config, template)
+            if stated is None and _has_stated_size(config, item):
+                stated = (config, template)
+    if best is None and stated is not None:
+        item = replace(item, entry=replace(item.entry, parameters=None, active_parameters=None))
+        best = (MOST_OFF, *stated)
     if best is not None:
         _, config, template = best
         text = f"{llmfit.text} has its layers and widths; the rest as in {template.text}"
-        if not _is_near(_counted(config), item.entry.parameters, MOST_OFF_STATED):
-            item = replace(item, entry=replace(item.entry, parameters=None))  # DATA's was of a part
         with suppress(EdgekitError):
             return _from_config(item, config, text, llmfit.licence, Basis.ASSUMED)
     return _without_geometry(item.entry)
 
 
-def _difference(config: Mapping[str, Any], item: Known, *, sees: bool) -> float:
+def _difference(config: Mapping[str, Any], template: Template, item: Known, *, sees: bool) -> float:
     """How far the parameters that the config implies are from the model's, 0.01 for 1 %; infinite without any.
 
     A model's count may include its image encoder, its prediction layers, or the attention masks of old repositories.
-    Where it is that of a part (or there is none), the size that the name states decides.
     """
-    counted = _counted(config)
-    if not counted:
+    counted, parameters = _counted(config), item.entry.parameters or item.named["parameters"]
+    if not counted or not parameters:
         return float("inf")
+    if template.parameters == parameters and config == template.config:
+        return 0.0  # all the same, down to the image encoder
     inner = _inner(config)
-    layers, positions = (
-        inner.get("num_hidden_layers") or 0,
-        inner.get("max_position_embeddings") or 0,
+    partial = item.named["geometry_llmfit"]
+    layers, hidden = (
+        inner.get(_key_in(inner, PARTIAL[key])) or 0 for key in (LAYERS, "hidden_size")
     )
-    hidden, vocabulary = inner.get("hidden_size") or 0, inner.get("vocab_size") or 0
-    # a prediction layer: a layer of the model, the projection of two hidden states, with or without embeddings
-    layer = (counted - 2 * hidden * vocabulary) // max(layers, 1) + 2 * hidden * hidden
-    extras = [0, layers * min(positions, MOST_MASKED) ** 2, layer, layer + 2 * hidden * vocabulary]
-    parameters = item.entry.parameters
-    if parameters:
-        best = min(abs((counted + extra) / parameters - 1) for extra in extras)
-        if sees and 0 < parameters - counted <= min(TOWER, counted / 2):
-            best = min(best, MOST_OFF)
-        if best <= MOST_OFF:
-            return best
-    stated = _stated_size(item.hub_id)
-    has_all = all(((item.named or {}).get("geometry_llmfit") or {}).get(name) for name in PARTIAL)
-    if has_all and _is_near(counted, stated, MOST_OFF_STATED):
-        return MOST_OFF  # as good as the worst of the others
-    return float("inf")
+    vocabulary = hidden * (inner.get("vocab_size") or 0)
+    masks = layers * (inner.get("max_position_embeddings") or inner.get("n_positions") or 0) ** 2
+    extras = [0, masks] if abs(counted + masks - parameters) < parameters * 1e-5 else [0]
+    if partial.get("num_experts"):  # a prediction layer, with or without embeddings of its own
+        layer = (counted - 2 * vocabulary) // max(layers, 1) + 2 * hidden * hidden
+        extras += [layer, layer + 2 * vocabulary]
+    best = min(abs((counted + extra) / parameters - 1) for extra in extras)
+    is_whole = bool(partial.get("hidden_size") and partial.get(LAYERS))
+    tower = TOWER if is_whole or config == template.config else USUAL_TOWER
+    if sees and 0 < parameters - counted <= min(tower, counted / 2):
+        best = min(best, MOST_OFF)
+    return best
+
+
+def _has_stated_size(config: Mapping[str, Any], item: Known) -> bool:
+    """Whether all of DATA's numbers are known and the parameters that follow are those that the name states.
+
+    DATA's count is then that of a part of the model's files ('deepseek-llm-7b-chat', 5.1 B), or there is none.
+    """
+    partial = item.named["geometry_llmfit"]
+    stated, counted = _stated_size(item.hub_id), _counted(config)
+    if stated is None or not all(partial.get(name) for name in PARTIAL):
+        return False
+    off, off_now = (abs(count - stated) for count in (counted, item.entry.parameters or 0))
+    return counted > (item.entry.parameters or 0) and off < min(off_now, MOST_OFF_STATED * stated)
 
 
 def _stated_size(hub_id: str) -> int | None:
@@ -633,10 +663,6 @@ def _stated_size(hub_id: str) -> int | None:
         stated = from_name(hub_id.rpartition("/")[2])
         return None if stated.has_experts else stated.parameters
     return None
-
-
-def _is_near(count: int, other: int | None, share: float) -> bool:
-    return other is not None and abs(count / other - 1) <= share
 
 
 def _counted(config: Mapping[str, Any]) -> int:
@@ -732,7 +758,7 @@ def rows_of(data: Path, name: str) -> Iterator[dict[str, Any]]:
 def build(data: Path, built: str) -> dict[str, list[tuple[Cell, ...]]]:
     """The rows of every table."""
     from tools.quality import evidence_rows, loss_rows  # tools/quality.py
-    from tools.repositories import current_name, repository_rows  # tools/repositories.py
+    from tools.repositories import repository_rows  # tools/repositories.py
 
     models = models_of(data)
     sources, headers = Sources(), dict[str, int]()
@@ -812,6 +838,7 @@ def _name_rows(item: Known) -> list[tuple[Cell, ...]]:
         item.entry.id,
         item.hub_id.rpartition("/")[2],
         *([item.entry.repository] if item.entry.repository else []),
+        *earlier_ids(item.entry.repository or ""),
     }:
         rows += _spelling_rows(text, item.entry.id, None, None)
     return rows
@@ -834,8 +861,6 @@ SCHEMES = {"ollama", "lmstudio", "gpustack", "xinference", "ramalama", "docker",
 
 def _aliases(data: Path, by_name: Mapping[str, Entry], sources: Sources) -> list[tuple[Cell, ...]]:
     """Names that other programs use: exact ones, and those without a tag in other spellings."""
-    from tools.repositories import current_name  # tools/repositories.py
-
     rows: list[tuple[Cell, ...]] = []
     ollama = [
         row for row in rows_of(data, "ollama_tags") if not row["licence"].startswith(NO_LICENCE)
