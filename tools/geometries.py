@@ -1,11 +1,20 @@
 """Gathered configs and stated relations between models -> tools/index_data/geometries.jsonl.gz.
 
-Usage: python tools/geometries.py CONFIGS SIBLINGS
+Usage: python tools/geometries.py FILE...
 
-CONFIGS has rows {hub_id, config, source, licence}: the content of a model's own config.json. SIBLINGS has rows
-{hub_id, like, relation, relation_source, differs}: models that a source states to be based on, or a variant of,
-another one whose numbers are equal. Of a config only the keys that EdgeKit reads are kept. A row is left out, with the
-reason, if its config does not open or its source states no licence.
+Each FILE (JSON lines) has rows of one or more kinds; they are added to the rows that are there, or replace them:
+
+- {hub_id, config, source, licence, basis}: the content of a model's own config.json; basis "assumed" if a number in it
+  was inferred. The defaults of a configuration class of
+  transformers count as that if its documentation names the model, no number of the model's is another one, and the
+  parameters that follow are the model's own to the last one
+- {hub_id, like, relation, relation_source, differs}: a model that a source states to be based on, or a variant of,
+  another one whose numbers are equal
+- {template, config, source, licence}: the defaults of the configuration class of a model_type, for models of which only
+  some numbers are known
+
+Of a config only the keys that EdgeKit reads are kept. A row is left out, with the reason, if its config does not open
+or its source states no licence.
 """
 
 from __future__ import annotations
@@ -22,40 +31,52 @@ from edgekit.app.index import needed_config
 from edgekit.errors import EdgekitError
 
 TARGET = Path(__file__).parent / "index_data" / "geometries.jsonl.gz"
-KEPT = ("hub_id", "source", "licence")
+KEPT = ("hub_id", "template", "source", "licence", "basis")
 RELATION = ("hub_id", "like", "relation", "relation_source", "differs", "licence")
 
 
 def trimmed(row: dict[str, Any]) -> dict[str, Any] | str:
     """The row with the keys of its config that are needed; the reason why it has none."""
+    name = row.get("hub_id") or row.get("template")
     if row["licence"].startswith("none stated"):
-        return f"{row['hub_id']}: its source states no licence"
+        return f"{name}: its source states no licence"
     try:
-        return {**{name: row[name] for name in KEPT}, "config": needed_config(row["config"])}
-    except (EdgekitError, KeyError, TypeError, ValueError) as error:
-        return f"{row.get('hub_id')}: {error!r}"
+        kept = {key: row[key] for key in KEPT if key in row}
+        return {**kept, "config": needed_config(row["config"])}
+    except (EdgekitError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+        return f"{name}: {error!r}"
 
 
-def main(configs: Path, siblings: Path) -> None:
-    rows = [json.loads(line) for line in configs.read_text(encoding="utf-8").splitlines()]
-    by_id = {row["hub_id"].lower(): row for row in rows if row.get("agrees") is not False}
+def kind_and_name(row: dict[str, Any]) -> tuple[str, str]:
+    """What tells the rows apart: a model has one config and one relation, a model_type one template."""
+    if "template" in row:
+        return "template", row["template"]
+    return ("like" if "like" in row else "config"), row["hub_id"].lower()
+
+
+def main(paths: list[Path]) -> None:
+    with gzip.open(TARGET, "rt", encoding="utf-8") as file:
+        rows = {kind_and_name(row): row for row in map(json.loads, file)}
+    lines = [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    new = [row for row in map(json.loads, lines) if row.get("agrees") is not False]
+    relations = [row for row in new if "like" in row]
     with ProcessPoolExecutor() as pool:
-        results = list(pool.map(trimmed, by_id.values(), chunksize=8))
-    kept = [row for row in results if isinstance(row, dict)]
-    for reason in results:
-        if isinstance(reason, str):
-            print(f"left out: {reason}")
-    if siblings.exists():
-        relations = [json.loads(line) for line in siblings.read_text(encoding="utf-8").splitlines()]
-        kept += [{name: row[name] for name in RELATION if name in row} for row in relations]
-    kept.sort(key=lambda row: (row["hub_id"].lower(), "like" in row))
-    text = "".join(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in kept)
+        configs = list(pool.map(trimmed, (row for row in new if "config" in row), chunksize=8))
+    for row in relations:
+        rows[kind_and_name(row)] = {name: row[name] for name in RELATION if name in row}
+    for result in configs:
+        if isinstance(result, str):
+            print(f"left out: {result}")
+        else:
+            rows[kind_and_name(result)] = result
+    ordered = [rows[key] for key in sorted(rows, key=lambda key: (key[1], key[0]))]
+    text = "".join(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in ordered)
     buffer = io.BytesIO()
-    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as file:
-        file.write(text.encode())
+    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as target:
+        target.write(text.encode())
     TARGET.write_bytes(buffer.getvalue())
-    print(f"{len(kept)} rows, {TARGET.stat().st_size:,} bytes")
+    print(f"{len(ordered)} rows, {TARGET.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main([Path(argument) for argument in sys.argv[1:]])

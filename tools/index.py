@@ -13,6 +13,8 @@ Only rows of which at least one source has a licence are written. A model's geom
 config is at hand, or that of a model with equal numbers which a source states to be its base or a variant of it.
 Otherwise it is put together from the partial numbers of DATA and a config of the same architecture ("assumed"), if the
 parameters that follow are those of the model; or there is none.
+
+Rows of DATA that are not models are left out: see `is_model`.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from tools.repositories import current_id, current_name, earlier_ids
+
 from edgekit.app.index import facts_of
 from edgekit.errors import EdgekitError
 from edgekit.formats.mixes import mix_by_name
@@ -42,9 +46,10 @@ from edgekit.index.names import family_of, id_of, spellings
 from edgekit.index.quality import is_base_model
 from edgekit.index.records import forms_of, header_json, is_id, read_record
 from edgekit.index.tables import SCHEMA, Cell, as_json, write_sqlite
-from edgekit.index.types import Entry, ModelPurpose, Size, Source, StoredHeader
+from edgekit.index.types import NO_HEADER, Entry, ModelPurpose, Size, Source, StoredHeader
 from edgekit.model import open_config
 from edgekit.model.tensors import expected_tensors
+from edgekit.plan.assumed import from_name
 from edgekit.units import Basis
 
 ROOT = Path(__file__).parents[1]
@@ -60,6 +65,8 @@ PURPOSES = {
 }
 # Models whose config was copied for its text alone: it names an encoder that the released model does not have.
 WITHOUT_ENCODER = {"google/gemma-4-12b-it"}
+# Relations of geometries.jsonl.gz that only a name tells: the base is not stated anywhere.
+GUESSED = {"its name says that its weights are an edit", "a copy under the same name"}
 # Mixes whose sizes are estimated for a model of which only the number of parameters is known.
 USUAL_MIXES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "Q2_K")
 
@@ -140,20 +147,23 @@ def originals() -> Mapping[str, str]:
 def models_of(data: Path) -> list[Known]:
     """All models, the most used first."""
     by_hub_id = names_of(data)
+    by_name = {current_name(hub_id): row for hub_id, row in by_hub_id.items()}
     known: dict[str, Known] = {}  # by hub id in lower case
     for entry in recorded():
         wanted = originals().get(entry.id) or entry.repository or _named_like(entry, by_hub_id)
-        row = by_hub_id.get(wanted.lower(), {})
+        row = by_name.get(current_name(wanted), {})
         hub_id = row.get("hub_id") or wanted
         known[(hub_id or entry.id).lower()] = _with_repository(
             _merged(Known(entry=entry, hub_id=hub_id), row)
         )
     taken = {item.entry.id for item in known.values()}
-    configs, siblings = read_geometries()
-    templates = templates_of(known.values(), configs)
+    gathered = read_geometries()
+    with_files = {current_name(row["base"]) for row in rows_of(data, "repos") if row["base"]}
     official = {spellings(item.hub_id)[0]: item.hub_id for item in known.values()}
     for key, row in by_hub_id.items():  # ranked by use
         if key in known or not licensed(row["sources"]) or is_family_name(key, by_hub_id):
+            continue
+        if not is_model(row, has_files=current_name(row["hub_id"]) in with_files):
             continue
         spelling, owner = spellings(row["hub_id"])[0], key.partition("/")[0]
         first = official.setdefault(spelling, row["hub_id"])
@@ -168,8 +178,9 @@ def models_of(data: Path) -> list[Known]:
             ),
             row,
         )
+    templates = templates_of(known, gathered)
     without = [item for item in known.values() if item.entry.header is None]
-    work = Geometries(configs=configs, siblings=siblings, known=known, templates=templates)
+    work = Geometries(gathered=gathered, known=known, templates=templates)
     _JOB[:] = [work, without]
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:  # a second or so for each
         entries = pool.map(_entry_of_job, range(len(without)), chunksize=8)
@@ -182,11 +193,10 @@ def models_of(data: Path) -> list[Known]:
 
 def names_of(data: Path) -> dict[str, dict[str, Any]]:
     """DATA's names by hub id in lower case. Of a repository that was renamed, only the name that is used more."""
-    from tools.repositories import current_name  # tools/repositories.py
-
     names: dict[str, dict[str, Any]] = {}
     for row in rows_of(data, "names"):  # the most used first
-        names.setdefault(current_name(row["hub_id"]), row)
+        today = {**row, "hub_id": current_id(row["hub_id"])}
+        names.setdefault(current_name(today["hub_id"]), today)
     return {row["hub_id"].lower(): row for row in names.values()}
 
 
@@ -208,6 +218,36 @@ def is_family_name(key: str, by_hub_id: Mapping[str, Mapping[str, Any]]) -> bool
     longer = [other for name, other in by_hub_id.items() if name.startswith(f"{key}-")]
     used = [other for other in longer if other["parameters"] and other["score"] > row["score"]]
     return len(used) > 1
+
+
+# What generates images, sound or video, encodes them without text, or only cuts text up: no engine here loads it.
+NO_LANGUAGE_MODEL = re.compile(
+    r"(?:^|[-_])(?:image(?:-edit)?(?:-turbo|-\d+)?$|ltx|cosmos3|tokenizer|siglip2?|dinov[23]|clip-vit|c-radio|phikon"
+    r"|mimi$|data2vec-audio|unispeech|cosyvoice|w2v|voiceclap|blip-image)",
+    re.IGNORECASE,
+)
+SIZE_IN_NAME = re.compile(
+    r"(?<![a-z0-9])(?:\d+x)?\d+(?:[._]\d+)?b(?![a-z0-9])|(?<![a-z0-9])\d{2,4}m(?![a-z0-9])"
+)
+REGISTRIES = {"ollama", "xinference", "gpustack", "display"}  # their names are names of models
+KINDS_OF_A_REGISTRY = {"embedding", "reranker", "vision"}
+
+
+def is_model(row: Mapping[str, Any], *, has_files: bool) -> bool:
+    """Whether the row is a language or embedding model, not a dataset, page or program that is named like one.
+
+    Of a model something is known besides its name: its parameters, layers, licence, date, files or use. Where nothing
+    is, it counts if its name has a size ("EleutherAI/gpt-j-6b"), a registry of models lists it, or it is a base model.
+    """
+    name = row["hub_id"].rpartition("/")[2]
+    if NO_LANGUAGE_MODEL.search(name):
+        return False
+    facts = ("parameters", "geometry_llmfit", "licence", "released", "hf_downloads", "ollama_pulls")
+    if has_files or any(row[fact] for fact in facts) or is_base_model(row["hub_id"].lower()):
+        return True
+    is_listed = bool(REGISTRIES & {item["scheme"] for item in row["names"]})
+    is_of_a_kind = bool(KINDS_OF_A_REGISTRY & set(row["kinds"]))
+    return is_listed or is_of_a_kind or SIZE_IN_NAME.search(name.lower()) is not None
 
 
 def new_id(hub_id: str, taken: set[str], *, is_base: bool, is_copy: bool = False) -> str | None:
@@ -312,48 +352,115 @@ def with_kinds(item: Known, *, is_base: bool) -> Entry:
 # --- geometries
 
 
-def read_geometries() -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
-    """Rows of geometries.jsonl.gz by hub id in lower case: those with a config, and those that are like another."""
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """The rows of geometries.jsonl.gz."""
+
+    configs: Mapping[str, Mapping[str, Any]]  # models' own configs, by hub id as it is today
+    siblings: Mapping[str, Mapping[str, Any]]  # models that are like another one, likewise
+    defaults: Mapping[str, Mapping[str, Any]]  # of configuration classes, by model_type
+
+
+def read_geometries() -> Gathered:
     path = OWN_DATA / "geometries.jsonl.gz"
-    if not path.exists():
-        return {}, {}
     with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    own = {row["hub_id"].lower(): row for row in rows if "config" in row}
-    for name in WITHOUT_ENCODER & own.keys():
-        own[name]["config"].pop("vision_config", None)
-    return own, {row["hub_id"].lower(): row for row in rows if "like" in row}
+    configs = {
+        current_name(row["hub_id"]): row for row in rows if "config" in row and "hub_id" in row
+    }
+    for name in WITHOUT_ENCODER & configs.keys():
+        configs[name]["config"].pop("vision_config", None)
+    return Gathered(
+        configs=configs,
+        siblings={current_name(row["hub_id"]): row for row in rows if "like" in row},
+        defaults={row["template"]: row for row in rows if "template" in row},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """A config from which the geometry of a model of the same architecture may be put together."""
+
+    config: Mapping[str, Any]
+    text: str  # whose it is
+    parameters: int | None = None  # of that model
 
 
 @dataclass(frozen=True, kw_only=True)
 class Geometries:
     """Where geometries are taken from."""
 
-    configs: Mapping[str, Mapping[str, Any]]  # rows of models' own configs, by hub id
-    siblings: Mapping[str, Mapping[str, Any]]  # rows of models that are proved equal to another
+    gathered: Gathered
     known: Mapping[str, Known]
-    templates: Mapping[str, list[Mapping[str, Any]]]  # model_type -> configs
+    templates: Mapping[str, list[Template]]  # model_type -> configs
 
     def of(self, item: Known) -> Entry:
         """The entry with its own geometry, that of an equal model, one put together, or none, in this order."""
-        key = item.hub_id.lower()
-        own = self.configs.get(key)
+        key = current_name(item.hub_id)
+        own = self.gathered.configs.get(key)
         if own is not None:
-            return _from_config(item, own["config"], own["source"], own["licence"], Basis.EXACT)
-        sibling = self.siblings.get(key)
-        config = {} if sibling is None else self._config(sibling["like"])
-        if sibling is None or not config:
+            basis = Basis(own.get("basis", Basis.EXACT.value))
+            return _from_config(item, own["config"], own["source"], own["licence"], basis)
+        sibling = self.gathered.siblings.get(key)
+        if sibling is None:
             return _assumed(item, self.templates)
         text = f"{sibling['relation_source']}: {sibling['relation']} ({sibling['like']}), whose numbers are equal"
-        changed = merged(config, sibling.get("differs") or {})
-        return _from_config(item, changed, text, sibling.get("licence"), Basis.EXACT)
+        base_row = self.gathered.configs.get(current_name(sibling["like"]), {})
+        is_guessed = sibling["relation"] in GUESSED or "basis" in base_row
+        basis = Basis.ASSUMED if is_guessed else Basis.EXACT
+        config = self._config(sibling["like"])
+        if config and not contradicts(item, config):
+            changed = merged(config, sibling.get("differs") or {})
+            return _from_config(item, changed, text, sibling.get("licence"), basis)
+        base = self.known.get(sibling["like"].lower())
+        if base is None or base.entry.header is None or sibling.get("differs"):
+            return _assumed(item, self.templates)
+        return _with_header_of(item, base.entry, text, sibling.get("licence"), basis)
 
     def _config(self, hub_id: str) -> Mapping[str, Any]:
         """The config of this model; empty if none was recorded."""
-        row, item = self.configs.get(hub_id.lower()), self.known.get(hub_id.lower())
+        row, item = self.gathered.configs.get(current_name(hub_id)), self.known.get(hub_id.lower())
         if row is not None:
             return dict(row["config"])
         return {} if item is None or item.entry.header is None else item.entry.header.config
+
+
+def contradicts(item: Known, config: Mapping[str, Any]) -> bool:
+    """Whether DATA has another number for the model than this config. Vocabularies may be padded."""
+    partial = (item.named or {}).get("geometry_llmfit") or {}
+    inner = _inner(config)
+    names = {name: _key_in(inner, keys) for name, keys in PARTIAL.items() if name != "vocab_size"}
+    pairs = ((partial.get(name), inner.get(key)) for name, key in names.items())
+    return any(known and stated and known != stated for known, stated in pairs)
+
+
+def _key_in(config: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    """The key that this config uses; the usual one if it has none of them."""
+    return next((key for key in keys if config.get(key) is not None), keys[0])
+
+
+def _with_header_of(
+    item: Known, base: Entry, text: str, licence: str | None, basis: Basis
+) -> Entry:
+    """The entry with the recorded header of a model with equal numbers, and the facts that follow."""
+    origin = Source(text=text, basis=basis, licence=licence, date=READ_ON)
+    shared = (
+        "architecture",
+        "header",
+        "forms",
+        "sizes",
+        "vocabulary",
+        "native_context",
+        "active_parameters",
+    )
+    changes: dict[str, Any] = {name: getattr(base, name) for name in shared}
+    header = base.header or NO_HEADER
+    changes["header"] = replace(header, keys=dict(header.keys), config=dict(header.config))
+    if item.entry.parameters is None:
+        changes["parameters"] = base.parameters
+    facts = {"geometry", "sizes", *changes} & ({"geometry"} | base.sources.keys())
+    sources = {**item.entry.sources, **dict.fromkeys(facts, origin)}
+    return replace(item.entry, **changes, basis=basis, sources=sources)
 
 
 _JOB: list[Any] = []  # Geometries and the models without one, for the processes that are forked
@@ -430,14 +537,27 @@ def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return result
 
 
-# DATA's partial geometry -> key of a config.json
+# DATA's partial geometry -> keys of a config.json, the usual one first
 PARTIAL = {
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_hidden_layers",
-    "num_attention_heads": "num_attention_heads",
-    "num_key_value_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "vocab_size": "vocab_size",
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads"),
+    "head_dim": ("head_dim",),
+    "vocab_size": ("vocab_size",),
+}
+LAYERS = "num_hidden_layers"
+WIDTHS = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "d_ff")
+# Architecture -> that of the language model inside, or of the model that it is in all but name
+INNER_ARCHITECTURES = {
+    "aquila": "llama",
+    "dots_ocr": "qwen2",
+    "Dream": "qwen2",
+    "llama_bidirec": "llama",
+    "llava_llama": "llama",
+    "llava_mistral": "mistral",
+    "llava_qwen2": "qwen2",
+    "nvembed": "mistral",
 }
 MOST_TEMPLATES = 3
 LAYER_LISTS = (
@@ -447,56 +567,115 @@ LAYER_LISTS = (
     "sliding_window_pattern_list",
     "block_types",
 )
+USUAL_TOWER = 0.5e9  # parameters of the image encoders of most models
 TOWER = 1.2e9  # parameters of the largest usual image encoder, which configs of the language model leave out
 MOST_OFF = 0.03  # a geometry that was put together may be this far from the model's parameters
+MOST_OFF_STATED = 0.15  # and from the size in its name: a 7B has 6.5 to 8 billion
 
 
-def templates_of(
-    known: Iterable[Known], configs: Mapping[str, Mapping[str, Any]]
-) -> dict[str, list[Mapping[str, Any]]]:
-    """model_type -> configs of models of that architecture."""
-    result: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for item in known:
+def templates_of(known: Mapping[str, Known], gathered: Gathered) -> dict[str, list[Template]]:
+    """model_type -> configs of models of that architecture, and the defaults of its configuration class."""
+    result: dict[str, list[Template]] = defaultdict(list)
+    by_name = {current_name(item.hub_id): item for item in known.values()}
+    rows = {key: (row["config"], row["hub_id"]) for key, row in gathered.configs.items()}
+    for key, item in by_name.items():
         if item.entry.header is not None and item.entry.header.config:
-            result[str(item.entry.header.config.get("model_type"))].append(item.entry.header.config)
-    for row in configs.values():
-        result[str(row["config"].get("model_type"))].append(row["config"])
+            rows.setdefault(key, (item.entry.header.config, item.hub_id or item.entry.id))
+    for key, (config, text) in rows.items():
+        parameters = by_name[key].named.get("parameters") if key in by_name else None
+        template = Template(config=config, text=text, parameters=parameters)
+        result[str(config.get("model_type"))].append(template)
+    for name, row in gathered.defaults.items():
+        result[name].append(Template(config=row["config"], text=row["source"]))
+    for name, inner in INNER_ARCHITECTURES.items():
+        result[name] += result[inner]
     return result
 
 
-def _assumed(item: Known, templates: Mapping[str, list[Mapping[str, Any]]]) -> Entry:
+def _assumed(item: Known, templates: Mapping[str, list[Template]]) -> Entry:
     """A geometry from DATA's partial numbers and a config of the architecture, if its parameters are right."""
     partial = (item.named or {}).get("geometry_llmfit") or {}
-    parameters = item.entry.parameters
     llmfit = source_of("llmfit", licensed(item.named["sources"])) if item.named else None
-    if not (partial and parameters and llmfit is not None):
+    if not partial or llmfit is None:
         return _without_geometry(item.entry)
+    candidates = templates.get(str(partial.get("architecture")), [])
+    same = [row for row in candidates if row.parameters and row.parameters == item.entry.parameters]
     near = sorted(
-        templates.get(str(partial.get("architecture")), ()),
-        key=lambda config: abs(
-            (_inner(config).get("hidden_size") or 0) - (partial.get("hidden_size") or 0)
+        candidates,
+        key=lambda template: abs(
+            (_inner(template.config).get("hidden_size") or 0) - (partial.get("hidden_size") or 0)
         ),
     )
     sees = "vision" in item.named["kinds"]
-    best: tuple[float, dict[str, Any]] | None = None
-    for template in near[:MOST_TEMPLATES]:
+    best: tuple[float, dict[str, Any], Template] | None = None
+    stated: tuple[dict[str, Any], Template] | None = None
+    for template in (*same, *near[:MOST_TEMPLATES]):
         for tied in (None, True, False):
-            config = _filled(template, partial, tied=tied)
-            counted = _counted(config)
-            off = abs(counted / parameters - 1)
-            is_right = off <= MOST_OFF or (
-                sees and 0 < parameters - counted <= min(TOWER, counted / 2)
-            )
-            if is_right and (best is None or off < best[0]):
-                best = (off, config)
+            config = _filled(template.config, partial, tied=tied)
+            off = _difference(config, template, item, sees=sees)
+            if off <= MOST_OFF and (best is None or off < best[0]):
+                best = (off, config, template)
+            if stated is None and _has_stated_size(config, item):
+                stated = (config, template)
+    if best is None and stated is not None:
+        item = replace(item, entry=replace(item.entry, parameters=None, active_parameters=None))
+        best = (MOST_OFF, *stated)
     if best is not None:
-        text = (
-            f"{llmfit.text} has its layers and widths; the rest as in a model of the same "
-            "architecture"
-        )
+        _, config, template = best
+        text = f"{llmfit.text} has its layers and widths; the rest as in {template.text}"
         with suppress(EdgekitError):
-            return _from_config(item, best[1], text, llmfit.licence, Basis.ASSUMED)
+            return _from_config(item, config, text, llmfit.licence, Basis.ASSUMED)
     return _without_geometry(item.entry)
+
+
+def _difference(config: Mapping[str, Any], template: Template, item: Known, *, sees: bool) -> float:
+    """How far the parameters that the config implies are from the model's, 0.01 for 1 %; infinite without any.
+
+    A model's count may include its image encoder, its prediction layers, or the attention masks of old repositories.
+    """
+    counted, parameters = _counted(config), item.entry.parameters or item.named["parameters"]
+    if not counted or not parameters:
+        return float("inf")
+    if template.parameters == parameters and config == template.config:
+        return 0.0  # all the same, down to the image encoder
+    inner = _inner(config)
+    partial = item.named["geometry_llmfit"]
+    layers, hidden = (
+        inner.get(_key_in(inner, PARTIAL[key])) or 0 for key in (LAYERS, "hidden_size")
+    )
+    vocabulary = hidden * (inner.get("vocab_size") or 0)
+    masks = layers * (inner.get("max_position_embeddings") or inner.get("n_positions") or 0) ** 2
+    extras = [0, masks] if abs(counted + masks - parameters) < parameters * 1e-5 else [0]
+    if partial.get("num_experts"):  # a prediction layer, with or without embeddings of its own
+        layer = (counted - 2 * vocabulary) // max(layers, 1) + 2 * hidden * hidden
+        extras += [layer, layer + 2 * vocabulary]
+    best = min(abs((counted + extra) / parameters - 1) for extra in extras)
+    is_whole = bool(partial.get("hidden_size") and partial.get(LAYERS))
+    tower = TOWER if is_whole or config == template.config else USUAL_TOWER
+    if sees and 0 < parameters - counted <= min(tower, counted / 2):
+        best = min(best, MOST_OFF)
+    return best
+
+
+def _has_stated_size(config: Mapping[str, Any], item: Known) -> bool:
+    """Whether all of DATA's numbers are known and the parameters that follow are those that the name states.
+
+    DATA's count is then that of a part of the model's files ('deepseek-llm-7b-chat', 5.1 B), or there is none.
+    """
+    partial = item.named["geometry_llmfit"]
+    stated, counted = _stated_size(item.hub_id), _counted(config)
+    if stated is None or not all(partial.get(name) for name in PARTIAL):
+        return False
+    off, off_now = (abs(count - stated) for count in (counted, item.entry.parameters or 0))
+    return counted > (item.entry.parameters or 0) and off < min(off_now, MOST_OFF_STATED * stated)
+
+
+def _stated_size(hub_id: str) -> int | None:
+    """The number of parameters that the name states: 'deepseek-llm-7b-chat' -> 7,000,000,000."""
+    with suppress(EdgekitError):
+        stated = from_name(hub_id.rpartition("/")[2])
+        return None if stated.has_experts else stated.parameters
+    return None
 
 
 def _counted(config: Mapping[str, Any]) -> int:
@@ -529,9 +708,9 @@ def _filled(
     """The template with the model's own numbers. Lists of layers of another length are left out."""
     inner_name = next((name for name, value in template.items() if value is _inner(template)), None)
     inner = dict(_inner(template))
-    for name, key in PARTIAL.items():
-        if partial.get(name) and (key in inner or name != "head_dim"):
-            inner[key] = partial[name]
+    for name, keys in PARTIAL.items():
+        if partial.get(name) and (name != "head_dim" or _has_own_width(inner, partial)):
+            inner[_key_in(inner, keys)] = partial[name]
     experts = partial.get("num_experts")
     width = partial.get("moe_intermediate_size") or partial.get("feed_forward_or_expert_size")
     if experts:
@@ -544,7 +723,7 @@ def _filled(
         if width and "moe_intermediate_size" in inner:
             inner["moe_intermediate_size"] = width
     elif width:
-        inner["intermediate_size"] = width
+        inner[_key_in(inner, WIDTHS)] = width
     for key in LAYER_LISTS:
         if isinstance(inner.get(key), list) and len(inner[key]) != inner.get("num_hidden_layers"):
             del inner[key]
@@ -556,6 +735,12 @@ def _filled(
     if tied is not None:
         config["tie_word_embeddings"] = tied
     return config
+
+
+def _has_own_width(inner: Mapping[str, Any], partial: Mapping[str, Any]) -> bool:
+    """Whether the width of a head is a number of its own: DATA divides where a config states none."""
+    heads, hidden = partial.get("num_attention_heads"), partial.get("hidden_size")
+    return "head_dim" in inner or bool(heads and hidden and partial["head_dim"] != hidden // heads)
 
 
 def _without_geometry(entry: Entry) -> Entry:
@@ -586,7 +771,7 @@ def rows_of(data: Path, name: str) -> Iterator[dict[str, Any]]:
 def build(data: Path, built: str) -> dict[str, list[tuple[Cell, ...]]]:
     """The rows of every table."""
     from tools.quality import evidence_rows, loss_rows  # tools/quality.py
-    from tools.repositories import current_name, repository_rows  # tools/repositories.py
+    from tools.repositories import repository_rows  # tools/repositories.py
 
     models = models_of(data)
     sources, headers = Sources(), dict[str, int]()
@@ -666,6 +851,7 @@ def _name_rows(item: Known) -> list[tuple[Cell, ...]]:
         item.entry.id,
         item.hub_id.rpartition("/")[2],
         *([item.entry.repository] if item.entry.repository else []),
+        *earlier_ids(item.entry.repository or ""),
     }:
         rows += _spelling_rows(text, item.entry.id, None, None)
     return rows
@@ -688,8 +874,6 @@ SCHEMES = {"ollama", "lmstudio", "gpustack", "xinference", "ramalama", "docker",
 
 def _aliases(data: Path, by_name: Mapping[str, Entry], sources: Sources) -> list[tuple[Cell, ...]]:
     """Names that other programs use: exact ones, and those without a tag in other spellings."""
-    from tools.repositories import current_name  # tools/repositories.py
-
     rows: list[tuple[Cell, ...]] = []
     ollama = [
         row for row in rows_of(data, "ollama_tags") if not row["licence"].startswith(NO_LICENCE)

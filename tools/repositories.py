@@ -170,9 +170,24 @@ def _rows(folder: Path, name: str) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, file)
 
 
+RENAMED = {"CohereForAI": "CohereLabs", "THUDM": "zai-org"}  # publishers
+
+
+def current_id(repository: str) -> str:
+    """The repository with the name that its publisher has today."""
+    owner, _, name = repository.partition("/")
+    return f"{RENAMED.get(owner, owner)}/{name}"
+
+
+def earlier_ids(repository: str) -> list[str]:
+    """The repository with the names that its publisher had before."""
+    owner, _, name = repository.partition("/")
+    return [f"{old}/{name}" for old, new in RENAMED.items() if new == owner]
+
+
 def current_name(repository: str) -> str:
-    """The name in lower case. Meta renamed its repositories from Meta-Llama-3.1-8B to Llama-3.1-8B."""
-    return repository.lower().replace("meta-llama/meta-llama", "meta-llama/llama")
+    """The name in lower case, as it is today. Meta renamed Meta-Llama-3.1-8B to Llama-3.1-8B."""
+    return current_id(repository).lower().replace("meta-llama/meta-llama", "meta-llama/llama")
 
 
 def _in_registry(row: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from edgekit.app.open import (
 )
 from edgekit.bill.types import Change, Task, Verdict
 from edgekit.engines import engine_named
+from edgekit.engines.choices import as_named
 from edgekit.engines.flags import typed
 from edgekit.errors import (
     CancelledError,
@@ -161,7 +162,11 @@ def check_named(
 def _check_assumed(
     resolved: ResolvedModel, choice: AssumedChoice, engine: str, request: Request, session: Session
 ) -> Check:
-    """The check of a model that is known only by its name. It has no command, because there is no file to start."""
+    """The check of a model of which only the name is known, or only the size.
+
+    The first has no command, because there is no file to start. The second is started with its known repository; the
+    engine has to divide its layers, which are not known here, between the devices.
+    """
     bill = choice.bill(engine)
     stand_in = OpenModel(label=choice.assumed.name, model=choice.stand_in)
     task, values = task_of(resolved, stand_in, engine, request, session)
@@ -172,17 +177,28 @@ def _check_assumed(
             f"{'/'.join(unused[0].names)} does not apply to {resolved.name!r}, of which only the name is known: "
             "give a file or a repository"
         )
+    known = choice.assumed.is_known
+    if known:
+        task = replace(task, variants=as_named(choice.stand_in, choice.assumed.mix))
     result = judge(replace(task, bill=bill))
+    if known:
+        result = replace(result, doubt=choice.stand_in.geometry.doubt)
+    ready = (
+        rules.unplaced_commands(choice.assumed.name, choice.assumed.mix, result) if known else ()
+    )
+    command = main_command(ready)
+    notes = (f"estimated from {choice.size}", *(command.notes if command is not None else ()))
     answer = EstimateAnswer(
         label=choice.assumed.name,
         reference=resolved.name,
         version="",
-        asked=f"{result.context_tokens:,} tokens; rule of thumb from the name alone, no file was read",
-        command="",
-        notes=resolved.notes,
+        asked=f"{result.context_tokens:,} tokens; rule of thumb from the "
+        f"{'size' if known else 'name'} alone, no file was read",
+        command=command.text if command is not None else "",
+        notes=(*resolved.notes, *(notes if known else ())),
         estimate=result.estimate,
     )
-    return Check(bill=answer, result=result, flags=typed(values), is_assumed=True)
+    return Check(bill=answer, result=result, flags=typed(values), ready=ready, is_assumed=not known)
 
 
 def check_opened(

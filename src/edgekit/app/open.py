@@ -251,6 +251,8 @@ def assume_from_parameters(
         has_experts=entry.active_parameters != entry.parameters,
         bits_per_weight=bits_of(mix),
         mix=mix,
+        active_parameters=entry.active_parameters,
+        is_known=True,
     )
     choice = assumed_choice(model, read_index().entries)
     missing = UsageError(

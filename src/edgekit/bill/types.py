@@ -534,6 +534,10 @@ class Speed:
         return math.sqrt(math.prod(self.decode))
 
 
+# A doubt of a verdict: the bill follows from the number of parameters, the layers are those of another model.
+LAYERS_UNKNOWN = "its layers are not known"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Whether a model fits. `required_bytes` and `available_bytes` refer to the tightest memory.

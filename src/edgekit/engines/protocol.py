@@ -241,6 +241,13 @@ class Engine:
         return self.estimate(model, load, setup)
 
     @rule("commands")
+    def unplaced_commands(
+        self, _label: str, _mix: str, _verdict: Verdict, /
+    ) -> tuple[Command, ...]:
+        """Commands for a model of the index whose layers are not known: the engine places them itself."""
+        return ()
+
+    @rule("commands")
     def loads_projector(self, _files: ModelFiles, _values: Mapping[str, Any], /) -> bool:
         """Whether the engine, started as its command says, loads the repository's projector unasked."""
         return False

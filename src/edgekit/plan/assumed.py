@@ -1,9 +1,9 @@
-"""A memory estimate by rules of thumb for a model of which only the name is known ("a 30B at Q4_K_M").
+"""A memory estimate by rules of thumb for a model of which only the name or its size is known ("a 30B at Q4_K_M").
 
 Weights are parameters x bits of the mix, plus 5 % for mixture-of-experts models, whose routers and attention have more
-bits. The overhead depends on the size, plus 15 % for MLX, which wires its graph. The KV cache comes from the catalog:
-from the dense model of about that size with the largest cache. The numbers are a policy, not measurements: every line
-is ASSUMED and says why.
+bits. The overhead depends on the size, plus 15 % for MLX, which wires its graph. The KV cache comes from the index:
+from the model of about that size with the largest cache, a dense one unless the active parameters are known too. The
+numbers are a policy, not measurements: every line is ASSUMED and says why.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fractions import Fraction
 
 from edgekit.bill.types import (
     F16,
+    LAYERS_UNKNOWN,
     Component,
     Load,
     MemoryEstimate,
@@ -71,6 +72,9 @@ class AssumedModel:
     has_experts: bool
     bits_per_weight: float
     mix: str  # name of the quantisation: "Q4_K_M", "4bit"
+    # Of a model whose sizes the index knows; None: they come from words in its name.
+    active_parameters: int | None = None
+    is_known: bool = False
     geometry: ModelGeometry | None = field(default=None, repr=False)
 
 
@@ -229,6 +233,7 @@ def _line(component: Component, size_bytes: Fraction | int, because: str) -> Mem
 # --- the known model whose KV cache is used
 
 ABOUT = 1.25  # sizes that differ by no more than this factor are about the same
+ABOUT_ACTIVE = 2.0  # active parameters: the cache is that of the attention, which differs less
 COMPARED_TOKENS = 32_768
 MOST_COMPARED = 40  # of the most used models: each has to be opened
 
@@ -253,11 +258,19 @@ class AssumedChoice:
             ungrouped = (
                 f" (an older model without grouped-query attention needs {shared} times as much)"
             )
+        known = self.assumed.is_known
         return (
-            f"ASSUMED from the name alone: {format_count(self.assumed.parameters)} parameters at "
-            f"{self.assumed.mix}, with the cache of {self.stand_in_name}{ungrouped}. "
-            "Give a file or a repository for a better estimate"
+            f"ASSUMED from {'its size' if known else 'the name'} alone: {self.size}, with the cache of "
+            f"{self.stand_in_name}{ungrouped}. Give a file or a repository for a better estimate"
         )
+
+    @property
+    def size(self) -> str:
+        """'31.2B parameters (3.6B active) at Q4_K_M'."""
+        active = self.assumed.active_parameters
+        is_part = active is not None and active != self.assumed.parameters
+        some = f" ({format_count(active)} active)" if is_part and active is not None else ""
+        return f"{format_count(self.assumed.parameters)} parameters{some} at {self.assumed.mix}"
 
     def bill(self, engine: str) -> Price:
         """The bill as a function of the load. Raises RefusedError for an engine without a rule of thumb."""
@@ -281,9 +294,10 @@ class AssumedChoice:
 
 
 def assumed_choice(assumed: AssumedModel, entries: Iterable[Entry]) -> AssumedChoice | None:
-    """The model with the stand-in for its KV cache: the dense catalog model of about that size with the largest cache.
+    """The model with the stand-in for its KV cache: the dense model of the index of about that size with the largest.
 
-    If there is none of about that size, the next larger one, else the largest. None if the catalog has no dense model.
+    If there is none of about that size, the next larger one, else the largest. None if the index has no dense model.
+    For known active parameters, one with about as many in all and active, if there is any.
     """
     size = assumed.parameters
     one_of_each: dict[int | str, Entry] = {}
@@ -298,10 +312,12 @@ def assumed_choice(assumed: AssumedModel, entries: Iterable[Entry]) -> AssumedCh
     by_size = sorted(dense, key=lambda candidate: candidate[0])
     about = [entry for count, entry in dense if size / ABOUT <= count <= size * ABOUT]
     about = about[:MOST_COMPARED]
+    alike = [entry for entry in one_of_each.values() if _is_alike(assumed, entry)][:MOST_COMPARED]
     next_larger = [entry for count, entry in by_size if count > size][:1]
     largest = [entry for _, entry in by_size[-1:]]
     load = Load(context_tokens=COMPARED_TOKENS)
-    for group in (about, next_larger, largest):
+    because = LAYERS_UNKNOWN if assumed.is_known else "only the name is known"
+    for group in (alike, about, next_larger, largest):
         candidates = []
         for entry in group:
             with suppress(EdgekitError):
@@ -312,13 +328,24 @@ def assumed_choice(assumed: AssumedModel, entries: Iterable[Entry]) -> AssumedCh
             _, name, model = max(candidates, key=lambda candidate: candidate[0])
             geometry = replace(
                 model.geometry,
+                # no expert is placed by itself: the weights are those of another model
+                layers=tuple(replace(layer, experts=None) for layer in model.geometry.layers),
                 native_context=None,
                 trained_context=None,
                 basis=Basis.ASSUMED,
-                because=f"only the name is known: assumes the layers of {name}",
+                because=f"{because}: assumes those of {name}",
             )
             stand_in = Model(header=model.header, geometry=geometry)
             return AssumedChoice(
                 assumed=replace(assumed, geometry=geometry), stand_in=stand_in, stand_in_name=name
             )
     return None
+
+
+def _is_alike(assumed: AssumedModel, entry: Entry) -> bool:
+    """Whether both have about as many parameters, in all and active."""
+    active = assumed.active_parameters
+    if active in {None, assumed.parameters} or not entry.parameters or not entry.active_parameters:
+        return False
+    sizes, actives = (assumed.parameters, entry.parameters), (active, entry.active_parameters)
+    return max(sizes) <= ABOUT * min(sizes) and max(actives) <= ABOUT_ACTIVE * min(actives)

@@ -92,6 +92,21 @@ def test_check_of_a_bare_name_is_marked_assumed_and_has_no_command(
     assert (output["basis"], output["command"]) == ("assumed", None)
 
 
+def test_model_of_the_index_without_layers_is_estimated_from_its_size_and_has_a_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The bill is that of 32.2 B parameters, not of words in the name."""
+    name = "granite-4.0-h-small"
+    assert main(["check", name, "--device", "RTX 4090", "--ram", "64G", "--offline"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "(rough estimate: its layers are not known)" in out.partition(name)[0]
+    assert "Run llama-server -hf unsloth/granite-4.0-h-small-GGUF:Q4_K_M -c 32768" in out
+    assert "estimated from 32.21 B parameters (5.86 B active) at Q4_K_M" in out
+    result = model_preflight(name, ram="64G", allow_download=False)
+    assert result.estimate.weights_bytes == pytest.approx(32.207e9 * 4.85 / 8 * 1.05, rel=1e-3)
+    assert {line.basis for line in result.estimate.lines} == {Basis.ASSUMED}
+
+
 def test_bare_name_has_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
     assert preflight(ram="32G").speed is None
     main(["check", NAME, "--ram", "32G", "--why"])

@@ -10,7 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from edgekit.bill.types import F16, Drafter, MemoryEstimate, Placement, Status, Verdict
+from edgekit.bill.types import (
+    F16,
+    LAYERS_UNKNOWN,
+    Drafter,
+    MemoryEstimate,
+    Placement,
+    Status,
+    Verdict,
+)
 from edgekit.engines.commands import (
     COMMAND,
     FILE,
@@ -24,6 +32,7 @@ from edgekit.engines.commands import (
     leaves_some,
     lm_studio_texts,
     parsed,
+    shell_text,
 )
 from edgekit.engines.llamacpp.architectures import DEFAULT_MIX
 from edgekit.engines.llamacpp.estimate import growth_limits, repacked_bytes
@@ -35,6 +44,7 @@ from edgekit.engines.llamacpp.model_source import (
     PLACEHOLDER_PROJECTOR,
     TEXT_ONLY,
     estimate_source,
+    gguf_source,
     has_own_file,
     model_draft_words,
     model_source,
@@ -99,6 +109,32 @@ def commands(startup: Startup) -> Iterator[Command]:
     if not moved and not setup.servers and setup.split_mode is SplitMode.LAYER:
         yield from ollama_commands(startup, card_notes)
         yield from lm_studio_commands(startup)
+
+
+def unplaced_commands(label: str, mix: str, verdict: Verdict) -> tuple[Command, ...]:
+    """Commands for a model whose layers are not known: llama.cpp and Ollama fit them to the free memory."""
+    if not verdict.can_load:
+        return ()
+    source, tag = gguf_source(None, mix, label), repository_at(label, Form.OLLAMA, mix)
+    setup = LlamaCppSetup.of(verdict.way.setup)
+    load = replace(verdict.load, context_tokens=verdict.context_tokens)
+    kept = {"context", "embeddings", *keys_of("cache")}  # the rest depends on the layers
+    flags = {key: value for key, value in values(load, setup).items() if key in kept}
+    words = ["llama-server", *source.words, *command_words(flags, setup.rules)]
+    notes = (source.note,) if source.note else ()
+    texts = {("llama-server", "llama-server", notes): words}
+    if tag is not None:
+        texts[OLLAMA, "Ollama", ()] = ["ollama", "run", tag.name]
+    return tuple(
+        Command(
+            program=program,
+            name=name,
+            kind=COMMAND,
+            text=shell_text(text, {}, verdict.machine.system),
+            notes=why,
+        )
+        for (program, name, why), text in texts.items()
+    )
 
 
 def _card_notes(startup: Startup) -> list[str]:
@@ -276,6 +312,8 @@ def offload(verdict: Verdict) -> Offload:
     layers_text, layers_and_head = "", len(layers) + 1
     if variant is not None and setup.n_gpu_layers < layers_and_head:
         layers_text = f"{setup.n_gpu_layers} of {layers_and_head} layers"
+        if verdict.doubt == LAYERS_UNKNOWN:  # those of a stand-in
+            layers_text = f"about {setup.n_gpu_layers / layers_and_head:.0%} of the layers"
     routed = [layer.index for layer in layers if layer.experts is not None]
     moved = sum(map(has_experts_on_host(setup), routed))
     experts = f"the experts of {moved} layers" if moved else ""
