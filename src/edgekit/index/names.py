@@ -29,7 +29,7 @@ from edgekit.index.likeness import (
     words_of,
 )
 from edgekit.index.repositories import Form, model_at, original_repository
-from edgekit.index.typed import TypedName, read_name
+from edgekit.index.typed import TypedName, maker_of_closed, read_name
 from edgekit.index.types import Entry, Index, ModelPurpose
 from edgekit.sources import hub_model_of, locate, path_of
 from edgekit.sources.filenames import MODEL_SUFFIXES
@@ -74,12 +74,17 @@ def find_model(name: str, index: Index | None = None) -> Match:
     for exact in _exact_forms(typed):
         match = _named(exact, 0, index, typed)
         if match is not None:
-            return replace(match, quant=typed.quant)
+            is_as_it_stands = index is not None or name == match.entry.id
+            entry = match.entry if is_as_it_stands else _usually_meant(match.entry, typed)
+            return replace(match, entry=entry, quant=typed.quant)
     for reading in typed.readings():
         for level, spelling in enumerate((reading.lower(), *spellings(reading))):
             match = _named(spelling, level, index, typed)
             if match is not None and _has_tuning(typed, match.entry):
-                return replace(match, quant=typed.quant, note=_change(typed, reading, match.entry))
+                entry = match.entry if index is not None else _usually_meant(match.entry, typed)
+                return replace(
+                    match, entry=entry, quant=typed.quant, note=_change(typed, reading, entry)
+                )
     shown = repr(name[:80])
     if index is not None:
         raise NotFoundError(f"{shown} is not in the index", candidates=())
@@ -114,6 +119,27 @@ def _named(spelling: str, level: int, index: Index | None, typed: TypedName) -> 
     if best is None:
         raise _ambiguous(typed.typed, [(entry.id, entry.parameters) for entry in matches])
     return Match(entry=best)
+
+
+_BASE = re.compile(r"(?:^|[-_:. ])(?:base|pt|pretrained|text)(?:$|[-_:. ])", re.IGNORECASE)
+
+
+def _usually_meant(entry: Entry, typed: TypedName) -> Entry:
+    """The entry, or the one that the name usually means unless it is the name of a repository.
+
+    That is the original for a copy of it under another publisher, and the instruct model for a base model.
+    """
+    own = (entry.repository or "").lower()
+    if entry.is_users or typed.repository.lower() == own or _BASE.search(typed.name):
+        return entry
+    answers = {ModelPurpose.CHAT, ModelPurpose.EMBEDDING}
+    for level, spelling in enumerate(spellings(entry.id.partition("@")[0])[:2], 1):
+        if level == 2 and (typed.owner or answers.intersection(entry.kinds)):
+            return entry
+        for other in _spelled_in_file(spelling, level):
+            if other.uses > entry.uses and answers.intersection(other.kinds):
+                return other
+    return entry
 
 
 def _own_names(entry: Entry) -> set[str]:
@@ -158,6 +184,7 @@ def _has_tuning(typed: TypedName, entry: Entry) -> bool:
 
 def _nearest(typed: TypedName, shown: str) -> Match:
     """The model whose name is nearest, if that is clear. Raises AmbiguousNameError or NotFoundError."""
+    _refuse_closed(typed.typed)
     text, misspelt = corrected(typed.plain)
     if misspelt:
         for reading in (text, *read_name(text).readings()):
@@ -187,6 +214,20 @@ def _nearest(typed: TypedName, shown: str) -> Match:
     raise NotFoundError(
         f"{shown} is not in the index (edgekit index list shows all models)",
         candidates=tuple(model.id for model in answer.near[:SHOWN]),
+    )
+
+
+def _refuse_closed(name: str) -> None:
+    """Raises NotFoundError for a model whose weights nobody can have, and names the open ones of its maker."""
+    maker = maker_of_closed(name)
+    if maker is None:
+        return
+    query = "SELECT id FROM models WHERE publisher LIKE ? AND kinds LIKE '%chat%' ORDER BY uses DESC LIMIT 2"
+    models = ", ".join(str(row[0]) for row in index_file().rows(query, (f"%{maker}%",)))
+    others = f"; open models of {maker}: {models}" if models else ""
+    raise NotFoundError(
+        f"{name[:80]!r} is a closed model: {maker} does not publish its weights, so it cannot run on this machine{others}",
+        candidates=(),
     )
 
 
@@ -293,6 +334,7 @@ def entry_named(name: str, *, absolute: bool) -> Match | None:
         if not is_model and is_path(name, absolute=absolute):
             return None
         match = find_model(name)
+        match = replace(match, entry=_usually_meant(match.entry, typed))
     except AmbiguousNameError:
         if typed.is_path:
             return None
@@ -356,7 +398,11 @@ def is_catalog_first(name: str, match: Match, *, absolute: bool) -> bool:
 def with_near(
     error: NotFoundError | RemoteInspectError, name: str
 ) -> NotFoundError | RemoteInspectError:
-    """The error with similar names of the index added."""
+    """The error with similar names of the index added, or the one that says that the model is closed."""
+    try:
+        _refuse_closed(name)
+    except NotFoundError as closed:
+        return closed
     near = near_ids(split_quant(name)[0])
     if isinstance(error, RemoteInspectError):
         is_answer = isinstance(error, RemoteNotFoundError | RemoteAccessError)
