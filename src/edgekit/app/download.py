@@ -41,7 +41,7 @@ def download(reference: str, session: Session) -> Downloaded:
     if named is None:
         references: tuple[str, ...] = (reference,)
     else:
-        entry, quant = named
+        entry, quant = named.entry, named.quant
         if quant is None and not entry.has_geometry:
             quant = USUAL_MIX
         request = Request(engines=(default_engine().name,), machine=detect())

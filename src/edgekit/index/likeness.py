@@ -151,14 +151,13 @@ def _table_of(file: IndexFile) -> NameTable:
     models: list[NamedModel] = []
     with_word: dict[str, list[int]] = {}
     vocabulary: Counter[str] = Counter()
-    embeds: dict[
-        str, bool
-    ] = {}  # first word of a name -> whether it is a family of embedding models
+    embeds: dict[str, bool] = {}  # first word of a name -> whether its family embeds texts
     query = (
-        "SELECT id, repository, parameters, active_parameters, architecture, geometry, uses, kinds, publisher FROM models "
-        "ORDER BY uses DESC, id"
+        "SELECT id, repository, parameters, active_parameters, architecture, geometry, uses, kinds, publisher "
+        "FROM models ORDER BY uses DESC, id"
     )
-    for name, repository, parameters, active, architecture, geometry, uses, kinds, publisher in file.rows(query):  # fmt: skip
+    for row in file.rows(query):
+        name, repository, parameters, active, architecture, geometry, uses, kinds, publisher = row
         owner, _, own_name = (repository or "").partition("/")
         texts = dict.fromkeys(((own_name or name).lower(), name.partition("@")[0]))
         names = dict.fromkeys(map(words_of, texts))

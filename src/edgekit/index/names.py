@@ -74,17 +74,16 @@ def find_model(name: str, index: Index | None = None) -> Match:
     for exact in _exact_forms(typed):
         match = _named(exact, 0, index, typed)
         if match is not None:
-            is_as_it_stands = index is not None or name == match.entry.id
-            entry = match.entry if is_as_it_stands else _usually_meant(match.entry, typed)
-            return replace(match, entry=entry, quant=typed.quant)
+            is_as_it_stands = index is not None or split_quant(name)[0] == match.entry.id
+            match = match if is_as_it_stands else _usually_meant(match, typed)
+            return replace(match, quant=typed.quant)
     for reading in typed.readings():
         for level, spelling in enumerate((reading.lower(), *spellings(reading))):
             match = _named(spelling, level, index, typed)
             if match is not None and _has_tuning(typed, match.entry):
-                entry = match.entry if index is not None else _usually_meant(match.entry, typed)
-                return replace(
-                    match, entry=entry, quant=typed.quant, note=_change(typed, reading, entry)
-                )
+                match = match if index is not None else _usually_meant(match, typed)
+                note = _change(typed, reading, match.entry) or match.note
+                return replace(match, quant=typed.quant, note=note)
     shown = repr(name[:80])
     if index is not None:
         raise NotFoundError(f"{shown} is not in the index", candidates=())
@@ -124,22 +123,24 @@ def _named(spelling: str, level: int, index: Index | None, typed: TypedName) -> 
 _BASE = re.compile(r"(?:^|[-_:. ])(?:base|pt|pretrained|text)(?:$|[-_:. ])", re.IGNORECASE)
 
 
-def _usually_meant(entry: Entry, typed: TypedName) -> Entry:
-    """The entry, or the one that the name usually means unless it is the name of a repository.
+def _usually_meant(match: Match, typed: TypedName) -> Match:
+    """The match, or the one that the name usually means unless it is the name of a repository.
 
     That is the original for a copy of it under another publisher, and the instruct model for a base model.
     """
+    entry = match.entry
     own = (entry.repository or "").lower()
     if entry.is_users or typed.repository.lower() == own or _BASE.search(typed.name):
-        return entry
+        return match
     answers = {ModelPurpose.CHAT, ModelPurpose.EMBEDDING}
     for level, spelling in enumerate(spellings(entry.id.partition("@")[0])[:2], 1):
         if level == 2 and (typed.owner or answers.intersection(entry.kinds)):
-            return entry
+            break
         for other in _spelled_in_file(spelling, level):
             if other.uses > entry.uses and answers.intersection(other.kinds):
-                return other
-    return entry
+                note = f"taken to be {other.repository}; {entry.repository} is the base model"
+                return replace(match, entry=other, note=match.note or (note if level == 2 else ""))
+    return match
 
 
 def _own_names(entry: Entry) -> set[str]:
@@ -226,7 +227,7 @@ def _refuse_closed(name: str) -> None:
     models = ", ".join(str(row[0]) for row in index_file().rows(query, (f"%{maker}%",)))
     others = f"; open models of {maker}: {models}" if models else ""
     raise NotFoundError(
-        f"{name[:80]!r} is a closed model: {maker} does not publish its weights, so it cannot run on this machine{others}",
+        f"{name[:80]!r} is a closed model: {maker} does not publish its weights, so it cannot run here{others}",
         candidates=(),
     )
 
@@ -241,7 +242,7 @@ def _ambiguous(
     shown = list(models)[:most]
     sizes = ", ".join(f"{model} ({size / 1e9:.3g}B)" if size else model for model, size in shown)
     return AmbiguousNameError(
-        f"{name[:80]!r} matches several models: {sizes}",
+        f"{name[:80]!r} matches several models: {sizes}. Give one of these",
         candidates=tuple(model for model, _ in shown),
     )
 
@@ -334,7 +335,7 @@ def entry_named(name: str, *, absolute: bool) -> Match | None:
         if not is_model and is_path(name, absolute=absolute):
             return None
         match = find_model(name)
-        match = replace(match, entry=_usually_meant(match.entry, typed))
+        match = _usually_meant(match, typed)
     except AmbiguousNameError:
         if typed.is_path:
             return None

@@ -91,7 +91,8 @@ _HOSTS = re.compile(
     re.IGNORECASE,
 )
 _COMMAND = re.compile(
-    r"^(?:ollama (?:run|pull|show)|docker model (?:run|pull)|lms (?:get|load)|vllm serve|llama-(?:server|cli) -(?:hf|m)|mlx_lm\.\w+ --model) +",
+    r"^(?:ollama (?:run|pull|show)|docker model (?:run|pull)|lms (?:get|load)|vllm serve"
+    r"|llama-(?:server|cli) -(?:hf|m)|mlx_lm\.\w+ --model) +",
     re.IGNORECASE,
 )
 _ADDRESS_WORDS = frozenset({"models", "model", "library", "api"})  # before owner/name in an address
@@ -115,6 +116,7 @@ _OTHER_WORD = re.compile(
     "|".join(re.escape(word) + (r"(?![\w.])" if word.isascii() else "") for word in _OTHER_WORDS),
     re.IGNORECASE,
 )
+_AROUND = "\"'`\u201c\u201d\u2018\u2019\u201e\u00ab\u00bb,;!?\u3001\u3002 \t\r\n"  # also typographic quotation marks
 _DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"), "-")
 _INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"))
 
@@ -135,10 +137,10 @@ _CLOSED_MODELS = {
 }
 # How they go on, besides numbers. Other words make other models: "Claude Opus distilled into Qwen".
 _CLOSED_WORDS = frozenset({
-    "mini", "nano", "micro", "turbo", "pro", "max", "plus", "ultra", "high", "low", "medium", "fast", "latest", "preview",
-    "thinking", "reasoning", "chat", "api", "vision", "codex", "code", "audio", "realtime", "lite", "flash", "image",
-    "instant", "exp", "experimental", "deep", "research", "sonnet", "opus", "haiku", "fable", "mythos", "small", "large",
-    "ada", "v", "o", "k",
+    "mini", "nano", "micro", "small", "medium", "large", "turbo", "pro", "max", "plus", "ultra", "high", "low", "fast",
+    "latest", "preview", "thinking", "reasoning", "chat", "api", "vision", "codex", "code", "audio", "realtime", "lite",
+    "flash", "image", "instant", "exp", "experimental", "deep", "research", "sonnet", "opus", "haiku", "fable",
+    "mythos", "ada", "v", "o", "k",
 })  # fmt: skip
 
 
@@ -273,7 +275,7 @@ def read_name(text: str) -> TypedName:
 def _plain_text(text: str) -> str:
     """The text with plain dashes and spaces, without quotation marks and punctuation around it."""
     plain = unicodedata.normalize("NFKC", text[:MAX_CHARS]).translate(_DASHES | _INVISIBLE)
-    plain = re.sub(r"(?<=\w)(?::free|[.:]+)$", "", plain.strip("\"'`“”‘’«»„,;!?、。 \t\r\n"))
+    plain = re.sub(r"(?<=\w)(?::free|[.:]+)$", "", plain.strip(_AROUND))
     other = _OTHER_WORD.search(plain)
     if other is None:
         return plain

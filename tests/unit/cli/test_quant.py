@@ -129,7 +129,7 @@ def test_run_reads_catalog_names_as_check_does(name: str) -> None:
     result = catalog_name(name)
     assert result is not None
     known = open_named(f"catalog:{name}")
-    assert (result[0], (result[1] or "").upper()) == (known.entry, "Q8_0")
+    assert (result.entry, (result.quant or "").upper()) == (known.entry, "Q8_0")
 
 
 def test_inspect_shows_a_catalog_model_at_a_quantisation(
