@@ -13,12 +13,12 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.index.database import index_file
-from edgekit.index.typed import TUNED_WORDS
+from edgekit.index.typed import MAX_CHARS, TUNED_WORDS
 
 if TYPE_CHECKING:
     from edgekit.index.database import IndexFile
@@ -92,10 +92,17 @@ def words_of(name: str) -> tuple[str, ...]:
     return tuple(words[:MAX_WORDS])
 
 
+@lru_cache(maxsize=16_384)
 def is_size(word: str) -> bool:
     return _IS_SIZE.fullmatch(word) is not None and _IS_CONTEXT.fullmatch(word) is None
 
 
+@lru_cache(maxsize=16_384)
+def _is_active(word: str) -> bool:
+    return _IS_ACTIVE.fullmatch(word) is not None
+
+
+@lru_cache(maxsize=16_384)
 def _billions(word: str) -> float:
     """The size that a word states: '30b' -> 30, '8x7b' -> 0 (experts share weights)."""
     match = re.fullmatch(r"[ae]?(\d+(?:\.\d+)?)([bmt])", word)
@@ -107,9 +114,8 @@ def _billions(word: str) -> float:
 # -- the models ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedModel:
-    """What is needed of a model to compare its name."""
+class NamedModel(NamedTuple):
+    """What is needed of a model to compare its name. A tuple: thousands are made at the first comparison."""
 
     id: str
     repository: str
@@ -119,9 +125,9 @@ class NamedModel:
     geometry: int | None
     uses: float
     answers: bool  # not a base model
-    names: tuple[tuple[str, ...], ...] = field(repr=False)  # the words of its id and repository
-    owner: frozenset[str] = field(repr=False)
-    assumed: frozenset[str] = frozenset()  # words that people leave out: "embed" in Nomic's names
+    names: tuple[tuple[str, ...], ...]  # the words of its id and repository
+    owner: frozenset[str]
+    assumed: frozenset[str]  # words that people leave out: "embed" in Nomic's names
 
     @property
     def shape_words(self) -> frozenset[str]:
@@ -160,7 +166,11 @@ def _table_of(file: IndexFile) -> NameTable:
         name, repository, parameters, active, architecture, geometry, uses, kinds, publisher = row
         owner, _, own_name = (repository or "").partition("/")
         texts = dict.fromkeys(((own_name or name).lower(), name.partition("@")[0]))
-        names = dict.fromkeys(map(words_of, texts))
+        names = tuple(dict.fromkeys(filter(None, map(words_of, texts))))
+        if not names:
+            continue
+        # The most used model of a family, which comes first, says whether its names may leave out "embed".
+        is_embedding = embeds.setdefault(names[0][0], "embedding" in (kinds or ""))
         model = NamedModel(
             id=name,
             repository=repository or "",
@@ -170,15 +180,10 @@ def _table_of(file: IndexFile) -> NameTable:
             geometry=geometry,
             uses=uses or 0.0,
             answers=bool(kinds),
-            names=tuple(words for words in names if words),
+            names=names,
             owner=frozenset(re.findall("[a-z]+", f"{owner} {publisher}".lower())),
+            assumed=_EMBED_WORDS if is_embedding else frozenset(),
         )
-        if not model.names:
-            continue
-        # The most used model of the family, which comes first, says whether its names may leave out "embed".
-        family = model.names[0][0]
-        if embeds.setdefault(family, "embedding" in (kinds or "")):
-            model = replace(model, assumed=_EMBED_WORDS)
         every_word = {word for words in model.names for word in words}
         for word in every_word:
             with_word.setdefault(word, []).append(len(models))
@@ -240,8 +245,8 @@ def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> L
     for word in typed:
         if word in left:
             left.remove(word)
-        elif _IS_ACTIVE.fullmatch(word):
-            if any(map(_IS_ACTIVE.fullmatch, left)) or not _is_about(word, model.active, 0.25):
+        elif _is_active(word):
+            if any(map(_is_active, left)) or not _is_about(word, model.active, 0.25):
                 is_another = True
             cost += 2
         elif is_size(word):
@@ -270,7 +275,11 @@ def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> L
             else:
                 cost += 25 if len(word) > 1 else 12
                 extra.append(word)
-    missing = [_missing(word, model) for word in left if word not in model.assumed]
+    missing = [
+        _OWN if word in model.owner else _missing(word)
+        for word in left
+        if word not in model.assumed
+    ]
     lacks = {word.kind for word in missing}
     cost += sum(word.cost for word in missing)
     return Likeness(
@@ -302,12 +311,16 @@ class _Missing:
     )
 
 
-def _missing(word: str, model: NamedModel) -> _Missing:
+_OWN = _Missing(cost=1)  # the publisher's name
+
+
+@lru_cache(maxsize=16_384)
+def _missing(word: str) -> _Missing:
     if word in _BASE_WORDS or _IS_DATE.fullmatch(word) or _IS_CONTEXT.fullmatch(word):
         return _Missing(cost=2)
     if word in TUNED_WORDS:
         return _Missing(cost=12, kind="variant")
-    if word in _MINOR_WORDS or word in model.owner or _IS_ACTIVE.fullmatch(word):
+    if word in _MINOR_WORDS or _is_active(word):
         return _Missing(cost=1)
     if word in _FAMILY_WORDS:
         return _Missing(cost=3)
@@ -327,6 +340,7 @@ def _is_about(word: str, parameters: int | None, share: float) -> bool:
     return size > 0 and abs(parameters / 1e9 - size) <= max(share * size, 0.5 if size >= 5 else 0.05)  # fmt: skip
 
 
+@lru_cache(maxsize=16_384)
 def _is_form(word: str, other: str) -> bool:
     """Whether the words are forms of one: rerank, reranker; embed, embedding."""
     if word[:5] != other[:5] or min(len(word), len(other)) < 5 or abs(len(word) - len(other)) > 3:
@@ -521,6 +535,11 @@ class Meant:
 
 def meant(name: str) -> Meant:
     """The model that a name which no model has means, if that is clear; else those it may mean."""
+    return _meant_in(index_file(), name[:MAX_CHARS])
+
+
+@lru_cache(maxsize=256)  # an error asks again, for its suggestions
+def _meant_in(_: IndexFile, name: str) -> Meant:
     ranked = similar(name)
     near = tuple(item.model for item in ranked)
     typed = words_of(name)

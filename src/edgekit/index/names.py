@@ -34,6 +34,7 @@ from edgekit.index.types import Entry, Index, ModelPurpose
 from edgekit.sources import hub_model_of, locate, path_of
 from edgekit.sources.filenames import MODEL_SUFFIXES
 from edgekit.sources.local import expand_home
+from edgekit.sources.reference import clean_text
 from edgekit.sources.types import Reach
 
 SHOWN = 6  # names in one message
@@ -329,6 +330,7 @@ def entry_named(name: str, *, absolute: bool) -> Match | None:
     """
     typed = read_name(name)
     try:
+        clean_text(name)
         if "://" in name and not typed.is_address and hub_model_of(name) is None:
             return None
         is_model = typed.quant is not None or re.search(r"\.gguf$|models--", name, re.IGNORECASE)
@@ -340,7 +342,7 @@ def entry_named(name: str, *, absolute: bool) -> Match | None:
         if typed.is_path:
             return None
         raise
-    except (NotFoundError, UsageError, ValueError):  # ValueError: a NUL in the name
+    except (NotFoundError, UsageError):
         return None
     entry = match.entry
     exact = {entry.id.lower(), (entry.repository or "").lower()}
