@@ -179,7 +179,7 @@ def _table_of(file: IndexFile) -> NameTable:
             architecture=architecture or "",
             geometry=geometry,
             uses=uses or 0.0,
-            answers=bool(kinds),
+            answers="chat" in (kinds or "") or "embedding" in (kinds or ""),
             names=names,
             owner=frozenset(re.findall("[a-z]+", f"{owner} {publisher}".lower())),
             assumed=_EMBED_WORDS if is_embedding else frozenset(),
@@ -546,11 +546,13 @@ def _meant_in(_: IndexFile, name: str) -> Meant:
     fitting = [item for item in ranked if not item.extra and not item.is_another]
     if not fitting:
         return Meant(taken=_only_one(typed, ranked) or _tuned(typed, ranked), near=near)
+    wants_base = any(word in _BASE_WORDS for word in typed)
+    if wants_base and not any(_BASE_WORDS.intersection(item.model.names[0]) for item in fitting):
+        fitting = [item for item in fitting if not item.model.answers] or fitting
     best = fitting[0]
     group = [item for item in fitting if item.score >= best.score - (25 if best.lacks_size else 20)]
     # "vicuna 13b" is not a LLaVA with Vicuna in it
     group = [item for item in group if _is_of_family(item.model, typed)] or group
-    wants_base = any(word in _BASE_WORDS for word in typed)
     margin = SAME_SCORE if best.score < 100 else 3
     best = group[0]
     # a model with a word like "plus", which was not typed, is meant only if it is used much more
@@ -568,7 +570,10 @@ def _meant_in(_: IndexFile, name: str) -> Meant:
         is_known = not first.lacks_version or first.model.uses >= least
         is_clear = is_known and first.score >= CLEARLY_LIKE
         return Meant(taken=first if is_clear else _only_one(typed, ranked), near=near)
-    is_clear = not best.lacks_size and all(_is_less(item, first) for item in others)
+    is_family = len([word for word in typed if word not in _MINOR_WORDS]) == 1  # "glm", "bge"
+    is_clear = (
+        not is_family and not best.lacks_size and all(_is_less(item, first) for item in others)
+    )
     if (
         is_clear
         and first.score >= CLEARLY_LIKE

@@ -38,6 +38,7 @@ from edgekit.sources.reference import clean_text
 from edgekit.sources.types import Reach
 
 SHOWN = 6  # names in one message
+LEAST_MISSPELT = 75  # percent; a misspelt name that is less like a model's is not taken
 MOST_CHOICES = 12  # of one family
 
 
@@ -198,8 +199,10 @@ def _nearest(typed: TypedName, shown: str) -> Match:
                     return replace(match, quant=typed.quant, note=note)
     owner = typed.owner if typed.owner and not typed.is_path else ""
     answer = meant(text)
-    if answer.taken is not None and _has_tuning(typed, _entry(answer.taken.model.id)):
-        model, score = answer.taken.model, answer.taken.score - 8 * misspelt
+    score = answer.taken.score - 8 * misspelt if answer.taken is not None else 0
+    is_near = score >= (LEAST_MISSPELT if misspelt else 0)
+    if answer.taken is not None and is_near and _has_tuning(typed, _entry(answer.taken.model.id)):
+        model = answer.taken.model
         entry = _entry(model.id)
         note = f"understood {shown} as {model.id} ({max(50, score)} % alike)"
         if answer.taken.extra:
