@@ -46,6 +46,7 @@ from edgekit.index.names import family_of, id_of, spellings
 from edgekit.index.quality import is_base_model
 from edgekit.index.records import forms_of, header_json, is_id, read_record
 from edgekit.index.tables import SCHEMA, Cell, as_json, write_sqlite
+from edgekit.index.typed import read_name
 from edgekit.index.types import NO_HEADER, Entry, ModelPurpose, Size, Source, StoredHeader
 from edgekit.model import open_config
 from edgekit.model.tensors import expected_tensors
@@ -879,8 +880,15 @@ def _aliases(data: Path, by_name: Mapping[str, Entry], sources: Sources) -> list
         row for row in rows_of(data, "ollama_tags") if not row["licence"].startswith(NO_LICENCE)
     ]
     number = sources.number(licensed(ollama[:1])[0])
+    by_spelling = {spellings(name)[0]: entry for name, entry in by_name.items()}
     for row in ollama:
         entry = by_name.get(current_name(row["hub_id"] or ""))
+        # "qwen3:30b-a3b-thinking-2507-q8_0" states its model, whatever the source takes it for
+        entry = (
+            by_spelling.get(spellings(read_name(row["tag"]).plain)[0], entry)
+            if "-" in row["tag"]
+            else entry
+        )
         if entry is not None:
             rows.append((row["tag"].lower(), entry.id, "ollama", number, 0))
     for row in rows_of(data, "names"):

@@ -76,7 +76,11 @@ class NotFoundError(SourceError):
 
 
 class AmbiguousNameError(NotFoundError):
-    """Several different models have this name: `candidates`."""
+    """Several different models have this name: `candidates`, which the message lists."""
+
+    def __init__(self, message: str, *, candidates: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.candidates = candidates
 
 
 class RemoteInspectError(SourceError):

@@ -24,7 +24,7 @@ from edgekit.engines.flags import companions_in
 from edgekit.engines.program import Address, EngineStart, LocalWeights
 from edgekit.errors import EdgekitError, NotFoundError, RemoteNotFoundError, SourceError, UsageError
 from edgekit.formats.mixes import mix_by_name
-from edgekit.index.names import entry_named, is_path
+from edgekit.index.names import Match, entry_named, is_path
 from edgekit.index.repositories import Form, repositories_of
 from edgekit.index.types import ModelPurpose
 from edgekit.machine.probes import detect
@@ -176,7 +176,7 @@ def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str
     catalog_match = catalog_name(reference)
     if catalog_match is None:
         return (), _require_runnable(open_named(reference, session))
-    entry, quant = catalog_match
+    entry = catalog_match.entry
     stored: OpenModel | None = None
     with suppress(SourceError):  # look in Ollama, LM Studio and the hub's cache on this machine
         stored = open_model(reference, reach=replace(session.reach, network=False))
@@ -184,7 +184,9 @@ def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str
         return (), _require_runnable(replace(open_named(f"catalog:{entry.id}"), found=stored))
     if ModelPurpose.EMBEDDING in entry.kinds:
         raise UsageError(_EMBEDS.format(reference))
-    published, opened = open_published(entry, quant, _on_this_machine(request, None))
+    if catalog_match.note:
+        session.notify(EngineMessage(catalog_match.note))
+    published, opened = open_published(entry, catalog_match.quant, _on_this_machine(request, None))
     session.notify(WeightsChosen(entry.id, opened.mix, published[0].partition(":")[0]))
     return published, opened
 
@@ -192,6 +194,10 @@ def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str
 def _require_runnable(resolved: ResolvedModel) -> OpenModel:
     """The opened model. Raises UsageError for anything but the GGUF file of a language model."""
     opened = resolved.found
+    if resolved.entry is not None and resolved.from_index:
+        raise UsageError(
+            f"{resolved.from_index}. The index knows it as {resolved.entry.id}: that name downloads a GGUF file of it"
+        )
     if opened is None or opened.files is None:
         raise UsageError(f"{resolved.name} has no weights to run: give a GGUF file or repository")
     if opened.files.origin is Origin.SAMPLE:
@@ -355,8 +361,8 @@ def _start_engine(
         yield running
 
 
-def catalog_name(reference: str) -> tuple[Entry, str | None] | None:
-    """The catalog entry and the quantisation of a name such as qwen3-8b:Q8_0. None for any other reference."""
+def catalog_name(reference: str) -> Match | None:
+    """The model of the index that a name such as qwen3-8b:Q8_0 means. None for any other reference."""
     if is_here(reference) or "/" in reference or is_path(reference):
         return None
     match = entry_named(reference, absolute=False)
@@ -364,7 +370,7 @@ def catalog_name(reference: str) -> tuple[Entry, str | None] | None:
         return None
     if match.quant is not None and mix_by_name(match.quant) is None:
         return None
-    return match.entry, match.quant
+    return match
 
 
 def open_published(

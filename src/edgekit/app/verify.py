@@ -24,6 +24,7 @@ class Verified(NamedTuple):
     asked: str  # the requested flags as text
     # What a real load saved, or why it could not be saved; None if nothing was loaded.
     saved: Remembered | EdgekitError | None = None
+    from_index: bool = False  # the index answers for a repository that could not be read
 
 
 def verify(
@@ -45,7 +46,10 @@ def verify(
     def read(source: str) -> ModelFiles:
         return locate(source, reach=reach)
 
-    files = open_as_stored(reference, read, reach, quant=quant, verb="verify loads")
+    files, from_index = (
+        open_as_stored(reference, read, reach, quant=quant, verb="verify loads"),
+        False,
+    )
     if isinstance(files, ResolvedModel):  # a model of the catalog: the header is generated
         resolved, opened = files, files.as_file(engine)
         model, mix = opened.model, None
@@ -54,12 +58,17 @@ def verify(
             model = resolved.opened(engine).model
         generated = verifier.generate_files(model, opened.label, mix)
         note = f"header generated from the index, at {mix or opened.mix}"
-        files = replace(generated, notes=(note,))
+        files, from_index = (
+            replace(generated, notes=(*resolved.notes, note)),
+            bool(resolved.from_index),
+        )
     verification = verifier.verify(files)
     asked = verifier.describe_flags(verification)
     if not really:
-        return Verified(verification, asked)
+        return Verified(verification, asked, from_index=from_index)
+    saved: Remembered | EdgekitError
     try:
-        return Verified(verification, asked, remember_load(verification, detect()))
+        saved = remember_load(verification, detect())
     except EdgekitError as error:
-        return Verified(verification, asked, error)
+        saved = error
+    return Verified(verification, asked, saved, from_index)

@@ -43,7 +43,7 @@ def run_verify(arguments: argparse.Namespace) -> tuple[str, int]:
         quant=common.get(QUANT.key),
     )
     with open_session(arguments, quiet=arguments.json) as session:
-        verification, load, saved = verify(
+        verification, load, saved, from_index = verify(
             arguments.model,
             request,
             session,
@@ -58,7 +58,8 @@ def run_verify(arguments: argparse.Namespace) -> tuple[str, int]:
     code = 0 if verification.within else OUTSIDE
     if arguments.json:
         return json_text(verification_json(verification)), code
-    return verification_text(verification, Screen(colour=is_terminal(sys.stdout)), load=load), code
+    shown = Screen(colour=is_terminal(sys.stdout))
+    return verification_text(verification, shown, load=load, from_index=from_index), code
 
 
 def run_calibrate(arguments: argparse.Namespace) -> str:

@@ -13,12 +13,12 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.index.database import index_file
-from edgekit.index.typed import TUNED_WORDS
+from edgekit.index.typed import MAX_CHARS, TUNED_WORDS
 
 if TYPE_CHECKING:
     from edgekit.index.database import IndexFile
@@ -48,6 +48,7 @@ _MINOR_WORDS = frozenset({
     "transformers", "llm", "bf", "experimental", "exp", "the", "dense", "moe", "version", "cloud", "ai", "dpo",
     "sft", "local", "alpha", "beta", "en",
 }) | TUNED_WORDS  # fmt: skip
+_STAGES = frozenset({"sft", "dpo"})
 _BASE_WORDS = frozenset({"base", "pt", "pretrained", "pretrain", "foundation"})
 # Words for something else than a tuned model: it has other tensors.
 _OTHER_SHAPES = frozenset({
@@ -56,6 +57,7 @@ _OTHER_SHAPES = frozenset({
     "frankenmerge", "dflash", "reward", "classifier", "embed", "embedding", "rerank", "reranker", "vision",
     "audio", "tts", "asr", "turbo",
 })  # fmt: skip
+_EMBED_WORDS = frozenset({"embed", "embedding", "embeddings"})
 # Families whose names are also put into the names of models made from them, and publishers.
 _FAMILY_WORDS = frozenset({
     "qwen", "llama", "mistral", "gemma", "phi", "distill", "meta", "google", "alibaba", "nvidia", "ibm",
@@ -72,11 +74,13 @@ def words_of(name: str) -> tuple[str, ...]:
     ('qwen', '1.5', '0.5b', '2')
     """
     text = name[:400] if name.isascii() else unicodedata.normalize("NFKC", name[:400])
-    text = text.lower().replace("'s ", " ")
-    if "_" in text:
-        text = re.sub(r"(?<=\d)_(?=\d)", ".", text)
+    text = text.lower().replace("'s ", " ").replace("c4ai-", "")
+    if "_" in text:  # 1_5: a decimal point, except before a size where all words are joined by "_"
+        end = r"(?![\d.]*[bm])" if re.search(r"[-\s.]", text) is None else ""
+        text = re.sub(rf"(\d+)_(\d+){end}", r"\1.\2", text)
     if "*" in text or "x" in text:
         text = re.sub(r"(?<![\d.])(\d+(?:\.\d+)?b) ?[*x] ?(\d+)(?!\w)", r"\2x\1", text)
+        text = re.sub(r"(?<![\w.])(\d+x\d+)(?![\w.])", r"\1b", text)
     if "v" in text:
         text = re.sub(r"(?<![a-z0-9])v(?=\d)", "", text)
     words = []
@@ -88,10 +92,17 @@ def words_of(name: str) -> tuple[str, ...]:
     return tuple(words[:MAX_WORDS])
 
 
+@lru_cache(maxsize=16_384)
 def is_size(word: str) -> bool:
     return _IS_SIZE.fullmatch(word) is not None and _IS_CONTEXT.fullmatch(word) is None
 
 
+@lru_cache(maxsize=16_384)
+def _is_active(word: str) -> bool:
+    return _IS_ACTIVE.fullmatch(word) is not None
+
+
+@lru_cache(maxsize=16_384)
 def _billions(word: str) -> float:
     """The size that a word states: '30b' -> 30, '8x7b' -> 0 (experts share weights)."""
     match = re.fullmatch(r"[ae]?(\d+(?:\.\d+)?)([bmt])", word)
@@ -103,9 +114,8 @@ def _billions(word: str) -> float:
 # -- the models ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedModel:
-    """What is needed of a model to compare its name."""
+class NamedModel(NamedTuple):
+    """What is needed of a model to compare its name. A tuple: thousands are made at the first comparison."""
 
     id: str
     repository: str
@@ -115,8 +125,9 @@ class NamedModel:
     geometry: int | None
     uses: float
     answers: bool  # not a base model
-    names: tuple[tuple[str, ...], ...] = field(repr=False)  # the words of its id and repository
-    owner: frozenset[str] = field(repr=False)
+    names: tuple[tuple[str, ...], ...]  # the words of its id and repository
+    owner: frozenset[str]
+    assumed: frozenset[str]  # words that people leave out: "embed" in Nomic's names
 
     @property
     def shape_words(self) -> frozenset[str]:
@@ -146,14 +157,20 @@ def _table_of(file: IndexFile) -> NameTable:
     models: list[NamedModel] = []
     with_word: dict[str, list[int]] = {}
     vocabulary: Counter[str] = Counter()
+    embeds: dict[str, bool] = {}  # first word of a name -> whether its family embeds texts
     query = (
-        "SELECT id, repository, parameters, active_parameters, architecture, geometry, uses, kinds FROM models "
-        "ORDER BY uses DESC, id"
+        "SELECT id, repository, parameters, active_parameters, architecture, geometry, uses, kinds, publisher "
+        "FROM models ORDER BY uses DESC, id"
     )
-    for name, repository, parameters, active, architecture, geometry, uses, kinds in file.rows(query):  # fmt: skip
+    for row in file.rows(query):
+        name, repository, parameters, active, architecture, geometry, uses, kinds, publisher = row
         owner, _, own_name = (repository or "").partition("/")
         texts = dict.fromkeys(((own_name or name).lower(), name.partition("@")[0]))
-        names = dict.fromkeys(map(words_of, texts))
+        names = tuple(dict.fromkeys(filter(None, map(words_of, texts))))
+        if not names:
+            continue
+        # The most used model of a family, which comes first, says whether its names may leave out "embed".
+        is_embedding = embeds.setdefault(names[0][0], "embedding" in (kinds or ""))
         model = NamedModel(
             id=name,
             repository=repository or "",
@@ -162,12 +179,11 @@ def _table_of(file: IndexFile) -> NameTable:
             architecture=architecture or "",
             geometry=geometry,
             uses=uses or 0.0,
-            answers=bool(kinds),
-            names=tuple(words for words in names if words),
-            owner=frozenset(re.findall("[a-z]+", owner.lower())),
+            answers="chat" in (kinds or "") or "embedding" in (kinds or ""),
+            names=names,
+            owner=frozenset(re.findall("[a-z]+", f"{owner} {publisher}".lower())),
+            assumed=_EMBED_WORDS if is_embedding else frozenset(),
         )
-        if not model.names:
-            continue
         every_word = {word for words in model.names for word in words}
         for word in every_word:
             with_word.setdefault(word, []).append(len(models))
@@ -218,6 +234,7 @@ class Likeness:
     )
     lacks_size: bool = False  # its name states a size, which was not typed
     lacks_version: bool = False
+    is_stage: bool = False  # a stage of its training, which was not typed
 
 
 def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> Likeness:
@@ -228,8 +245,8 @@ def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> L
     for word in typed:
         if word in left:
             left.remove(word)
-        elif _IS_ACTIVE.fullmatch(word):
-            if any(map(_IS_ACTIVE.fullmatch, left)) or not _is_about(word, model.active, 0.25):
+        elif _is_active(word):
+            if any(map(_is_active, left)) or not _is_about(word, model.active, 0.25):
                 is_another = True
             cost += 2
         elif is_size(word):
@@ -258,7 +275,11 @@ def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> L
             else:
                 cost += 25 if len(word) > 1 else 12
                 extra.append(word)
-    missing = [_missing(word, model) for word in left]
+    missing = [
+        _OWN if word in model.owner else _missing(word)
+        for word in left
+        if word not in model.assumed
+    ]
     lacks = {word.kind for word in missing}
     cost += sum(word.cost for word in missing)
     return Likeness(
@@ -268,6 +289,7 @@ def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> L
         is_another=is_another or "variant" in lacks,
         lacks_size="size" in lacks,
         lacks_version="version" in lacks,
+        is_stage=not _STAGES.isdisjoint(left),
     )
 
 
@@ -289,12 +311,16 @@ class _Missing:
     )
 
 
-def _missing(word: str, model: NamedModel) -> _Missing:
+_OWN = _Missing(cost=1)  # the publisher's name
+
+
+@lru_cache(maxsize=16_384)
+def _missing(word: str) -> _Missing:
     if word in _BASE_WORDS or _IS_DATE.fullmatch(word) or _IS_CONTEXT.fullmatch(word):
         return _Missing(cost=2)
     if word in TUNED_WORDS:
         return _Missing(cost=12, kind="variant")
-    if word in _MINOR_WORDS or word in model.owner or _IS_ACTIVE.fullmatch(word):
+    if word in _MINOR_WORDS or _is_active(word):
         return _Missing(cost=1)
     if word in _FAMILY_WORDS:
         return _Missing(cost=3)
@@ -314,6 +340,7 @@ def _is_about(word: str, parameters: int | None, share: float) -> bool:
     return size > 0 and abs(parameters / 1e9 - size) <= max(share * size, 0.5 if size >= 5 else 0.05)  # fmt: skip
 
 
+@lru_cache(maxsize=16_384)
 def _is_form(word: str, other: str) -> bool:
     """Whether the words are forms of one: rerank, reranker; embed, embedding."""
     if word[:5] != other[:5] or min(len(word), len(other)) < 5 or abs(len(word) - len(other)) > 3:
@@ -414,8 +441,38 @@ def corrected(name: str) -> tuple[str, int]:
         changed += best is not None
         return best or match[0]
 
+    def separate(match: re.Match[str]) -> str:
+        nonlocal changed
+        parts = _separated(match[1].lower(), match[2], (match[3] or "").lower(), table)
+        changed += parts is not None
+        return parts or match[0]
+
     text = re.sub(r"[A-Za-z]+", correct, unicodedata.normalize("NFKC", name))
+    text = re.sub(
+        r"(?<![A-Za-z])([A-Za-z]+)[-_ ]?(\d{2,6})([bBmM]?)(?![A-Za-z0-9.])", separate, text
+    )
     return text, changed
+
+
+def _separated(family: str, digits: str, unit: str, table: NameTable) -> str | None:
+    """The family, version and size in digits run together: llama 31 -> llama 3.1, qwen257b -> qwen 2.5 7b.
+
+    None if a model has the number as it stands, or if it may be separated in several ways.
+    """
+
+    def is_known(*words: str) -> bool:
+        rows = [set(table.with_word.get(word, ())) for word in (family, *words)]
+        return bool(set.intersection(*rows))
+
+    if is_known(f"{digits}{unit}"):
+        return None
+    found = []
+    for end in range(1, min(2, len(digits)) + 1):
+        version, size = ".".join(digits[:end]), digits[end:]
+        words = (version, f"{size}{unit}") if size else (version,)
+        if bool(size) == bool(unit) and is_known(*words):
+            found.append(f"{family}{version} {size}{unit}".strip())
+    return found[0] if len(found) == 1 else None
 
 
 def _nearest(word: str, table: NameTable) -> str | None:
@@ -463,6 +520,7 @@ def _edits(word: str, other: str, most: int) -> int:
 
 CLEARLY_LIKE = 75  # percent; a model that is this much alike, and alone, is taken
 SAME_SCORE = 8  # percent; a difference that says less than how much the models are used
+FEW_MODELS = 20  # with one word in their names: who types it means one of them
 WELL_KNOWN = 9.0  # uses of a model that is meant by a name without its version
 
 
@@ -477,40 +535,101 @@ class Meant:
 
 def meant(name: str) -> Meant:
     """The model that a name which no model has means, if that is clear; else those it may mean."""
+    return _meant_in(index_file(), name[:MAX_CHARS])
+
+
+@lru_cache(maxsize=256)  # an error asks again, for its suggestions
+def _meant_in(_: IndexFile, name: str) -> Meant:
     ranked = similar(name)
     near = tuple(item.model for item in ranked)
     typed = words_of(name)
     fitting = [item for item in ranked if not item.extra and not item.is_another]
     if not fitting:
-        tuned = _tuned(typed, ranked)
-        return Meant(taken=tuned, near=near)
+        return Meant(taken=_only_one(typed, ranked) or _tuned(typed, ranked), near=near)
+    wants_base = any(word in _BASE_WORDS for word in typed)
+    if wants_base and not any(_BASE_WORDS.intersection(item.model.names[0]) for item in fitting):
+        fitting = [item for item in fitting if not item.model.answers] or fitting
     best = fitting[0]
     group = [item for item in fitting if item.score >= best.score - (25 if best.lacks_size else 20)]
-    wants_base = any(word in _BASE_WORDS for word in typed)
+    # "vicuna 13b" is not a LLaVA with Vicuna in it
+    group = [item for item in group if _is_of_family(item.model, typed)] or group
     margin = SAME_SCORE if best.score < 100 else 3
+    best = group[0]
+    # a model with a word like "plus", which was not typed, is meant only if it is used much more
     top = max(
-        (item for item in group if item.score >= best.score - margin), key=lambda i: i.model.uses
+        (item for item in group if item.score >= best.score - margin),
+        key=lambda item: item.model.uses - (item.lacks_size and not best.lacks_size),
     )
     first = max(
         (item for item in group if item is top or is_alike(item.model, top.model)),
-        key=lambda item: (item.model.answers != wants_base, item.model.uses),
+        key=lambda item: (item.model.answers != wants_base, not item.is_stage, item.model.uses),
     )
     others = [item for item in group if not is_alike(item.model, first.model)]
     if not others:
         least = WELL_KNOWN if any(map(is_size, typed)) else WELL_KNOWN / 2
         is_known = not first.lacks_version or first.model.uses >= least
         is_clear = is_known and first.score >= CLEARLY_LIKE
-        return Meant(taken=first if is_clear else None, near=near)
-    is_clear = not best.lacks_size and all(_is_less(item, first) for item in others)
-    if is_clear and first.score >= CLEARLY_LIKE and first.model.uses >= WELL_KNOWN:
+        return Meant(taken=first if is_clear else _only_one(typed, ranked), near=near)
+    is_family = len([word for word in typed if word not in _MINOR_WORDS]) == 1  # "glm", "bge"
+    is_clear = (
+        not is_family and not best.lacks_size and all(_is_less(item, first) for item in others)
+    )
+    if (
+        is_clear
+        and first.score >= CLEARLY_LIKE
+        and (first.model.uses >= WELL_KNOWN or first.score >= 95)
+    ):
         return Meant(taken=first, near=near)
     return Meant(choices=_distinct(group), near=near)
+
+
+def _only_one(typed: Sequence[str], ranked: Sequence[Likeness]) -> Likeness | None:
+    """The only model, or shape, whose name has all typed words: 'dolphin venice', 'nemotron super 49b'.
+
+    None if the words are too common to say that no other model was meant, as in 'qwen 28b'.
+    """
+    table = name_table()
+    words = {word for word in typed if word not in _MINOR_WORDS}
+    letters = [word for word in words if word.isalpha()]
+    rare = [word for word in letters if len(word) > 3 and table.vocabulary[word] <= FEW_MODELS]
+    is_only_word = len(words) == 1 and any(
+        table.vocabulary[word] == 1 and len(word) > 5 for word in rare
+    )
+    has_enough = len(words) > 1 and (
+        rare or len(letters) > 2 or (len(letters) > 1 and any(map(is_size, words)))
+    )
+    holders = [
+        item for item in ranked if words <= {*itertools.chain(*item.model.names), *item.model.owner}
+    ]
+    if not holders or not (has_enough or is_only_word):
+        return None
+    first = max(holders, key=lambda item: (not item.is_stage, item.model.uses))
+    if first.lacks_version and len(words) < 3:
+        named = [table.models[row] for word in rare for row in table.with_word[word]]
+        relatives = [model for model in named if model.names[0][0] in rare] or named
+        if len({_versions(model) for model in relatives}) != 1:
+            return None
+    return first if all(is_alike(item.model, first.model) for item in holders) else None
+
+
+def _is_of_family(model: NamedModel, typed: Sequence[str]) -> bool:
+    """Whether the name starts with a typed word, or with one that is put in front of names."""
+    word = model.names[0][0]
+    return word in typed or word in _FAMILY_WORDS or word in _MINOR_WORDS or word in model.owner
+
+
+def _versions(model: NamedModel) -> frozenset[str]:
+    return frozenset(word for word in model.names[0] if re.fullmatch(r"\d(?:\.\d+)?", word))
 
 
 def _is_less(other: Likeness, first: Likeness) -> bool:
     """Whether the other is so much less used, or so much less alike, that the first is meant."""
     if other.model.uses <= first.model.uses - FEWER_USES:
         return other.score <= first.score + SAME_SCORE
+    if (
+        other.lacks_size and not other.lacks_version and other.score <= first.score - 5
+    ):  # "command a" is not "command a plus"
+        return True
     return other.score <= first.score - 10 and other.model.uses <= first.model.uses + 1
 
 

@@ -29,14 +29,16 @@ from edgekit.index.likeness import (
     words_of,
 )
 from edgekit.index.repositories import Form, model_at, original_repository
-from edgekit.index.typed import TypedName, read_name
+from edgekit.index.typed import TypedName, maker_of_closed, read_name
 from edgekit.index.types import Entry, Index, ModelPurpose
 from edgekit.sources import hub_model_of, locate, path_of
 from edgekit.sources.filenames import MODEL_SUFFIXES
 from edgekit.sources.local import expand_home
+from edgekit.sources.reference import clean_text
 from edgekit.sources.types import Reach
 
 SHOWN = 6  # names in one message
+LEAST_MISSPELT = 75  # percent; a misspelt name that is less like a model's is not taken
 MOST_CHOICES = 12  # of one family
 
 
@@ -74,12 +76,16 @@ def find_model(name: str, index: Index | None = None) -> Match:
     for exact in _exact_forms(typed):
         match = _named(exact, 0, index, typed)
         if match is not None:
+            is_as_it_stands = index is not None or split_quant(name)[0] == match.entry.id
+            match = match if is_as_it_stands else _usually_meant(match, typed)
             return replace(match, quant=typed.quant)
     for reading in typed.readings():
         for level, spelling in enumerate((reading.lower(), *spellings(reading))):
             match = _named(spelling, level, index, typed)
             if match is not None and _has_tuning(typed, match.entry):
-                return replace(match, quant=typed.quant, note=_change(typed, reading, match.entry))
+                match = match if index is not None else _usually_meant(match, typed)
+                note = _change(typed, reading, match.entry) or match.note
+                return replace(match, quant=typed.quant, note=note)
     shown = repr(name[:80])
     if index is not None:
         raise NotFoundError(f"{shown} is not in the index", candidates=())
@@ -114,6 +120,29 @@ def _named(spelling: str, level: int, index: Index | None, typed: TypedName) -> 
     if best is None:
         raise _ambiguous(typed.typed, [(entry.id, entry.parameters) for entry in matches])
     return Match(entry=best)
+
+
+_BASE = re.compile(r"(?:^|[-_:. ])(?:base|pt|pretrained|text)(?:$|[-_:. ])", re.IGNORECASE)
+
+
+def _usually_meant(match: Match, typed: TypedName) -> Match:
+    """The match, or the one that the name usually means unless it is the name of a repository.
+
+    That is the original for a copy of it under another publisher, and the instruct model for a base model.
+    """
+    entry = match.entry
+    own = (entry.repository or "").lower()
+    if entry.is_users or typed.repository.lower() == own or _BASE.search(typed.name):
+        return match
+    answers = {ModelPurpose.CHAT, ModelPurpose.EMBEDDING}
+    for level, spelling in enumerate(spellings(entry.id.partition("@")[0])[:2], 1):
+        if level == 2 and (typed.owner or answers.intersection(entry.kinds)):
+            break
+        for other in _spelled_in_file(spelling, level):
+            if other.uses > entry.uses and answers.intersection(other.kinds):
+                note = f"taken to be {other.repository}; {entry.repository} is the base model"
+                return replace(match, entry=other, note=match.note or (note if level == 2 else ""))
+    return match
 
 
 def _own_names(entry: Entry) -> set[str]:
@@ -158,6 +187,7 @@ def _has_tuning(typed: TypedName, entry: Entry) -> bool:
 
 def _nearest(typed: TypedName, shown: str) -> Match:
     """The model whose name is nearest, if that is clear. Raises AmbiguousNameError or NotFoundError."""
+    _refuse_closed(typed.typed)
     text, misspelt = corrected(typed.plain)
     if misspelt:
         for reading in (text, *read_name(text).readings()):
@@ -169,8 +199,10 @@ def _nearest(typed: TypedName, shown: str) -> Match:
                     return replace(match, quant=typed.quant, note=note)
     owner = typed.owner if typed.owner and not typed.is_path else ""
     answer = meant(text)
-    if answer.taken is not None and _has_tuning(typed, _entry(answer.taken.model.id)):
-        model, score = answer.taken.model, answer.taken.score - 8 * misspelt
+    score = answer.taken.score - 8 * misspelt if answer.taken is not None else 0
+    is_near = score >= (LEAST_MISSPELT if misspelt else 0)
+    if answer.taken is not None and is_near and _has_tuning(typed, _entry(answer.taken.model.id)):
+        model = answer.taken.model
         entry = _entry(model.id)
         note = f"understood {shown} as {model.id} ({max(50, score)} % alike)"
         if answer.taken.extra:
@@ -190,6 +222,20 @@ def _nearest(typed: TypedName, shown: str) -> Match:
     )
 
 
+def _refuse_closed(name: str) -> None:
+    """Raises NotFoundError for a model whose weights nobody can have, and names the open ones of its maker."""
+    maker = maker_of_closed(name)
+    if maker is None:
+        return
+    query = "SELECT id FROM models WHERE publisher LIKE ? AND kinds LIKE '%chat%' ORDER BY uses DESC LIMIT 2"
+    models = ", ".join(str(row[0]) for row in index_file().rows(query, (f"%{maker}%",)))
+    others = f"; open models of {maker}: {models}" if models else ""
+    raise NotFoundError(
+        f"{name[:80]!r} is a closed model: {maker} does not publish its weights, so it cannot run here{others}",
+        candidates=(),
+    )
+
+
 def _entry(model: str) -> Entry:
     return index_file().entries("WHERE m.id = ?", (model,))[0]
 
@@ -200,7 +246,7 @@ def _ambiguous(
     shown = list(models)[:most]
     sizes = ", ".join(f"{model} ({size / 1e9:.3g}B)" if size else model for model, size in shown)
     return AmbiguousNameError(
-        f"{name[:80]!r} matches several models: {sizes}",
+        f"{name[:80]!r} matches several models: {sizes}. Give one of these",
         candidates=tuple(model for model, _ in shown),
     )
 
@@ -287,17 +333,19 @@ def entry_named(name: str, *, absolute: bool) -> Match | None:
     """
     typed = read_name(name)
     try:
+        clean_text(name)
         if "://" in name and not typed.is_address and hub_model_of(name) is None:
             return None
         is_model = typed.quant is not None or re.search(r"\.gguf$|models--", name, re.IGNORECASE)
         if not is_model and is_path(name, absolute=absolute):
             return None
         match = find_model(name)
+        match = _usually_meant(match, typed)
     except AmbiguousNameError:
         if typed.is_path:
             return None
         raise
-    except (NotFoundError, UsageError, ValueError):  # ValueError: a NUL in the name
+    except (NotFoundError, UsageError):
         return None
     entry = match.entry
     exact = {entry.id.lower(), (entry.repository or "").lower()}
@@ -356,7 +404,11 @@ def is_catalog_first(name: str, match: Match, *, absolute: bool) -> bool:
 def with_near(
     error: NotFoundError | RemoteInspectError, name: str
 ) -> NotFoundError | RemoteInspectError:
-    """The error with similar names of the index added."""
+    """The error with similar names of the index added, or the one that says that the model is closed."""
+    try:
+        _refuse_closed(name)
+    except NotFoundError as closed:
+        return closed
     near = near_ids(split_quant(name)[0])
     if isinstance(error, RemoteInspectError):
         is_answer = isinstance(error, RemoteNotFoundError | RemoteAccessError)

@@ -86,20 +86,76 @@ _MAKER = re.compile(
     re.IGNORECASE,
 )
 _HOSTS = re.compile(
-    r"^(?:[a-z]+://)?(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.com|modelscope\.(?:cn|ai)|ollama\.com|registry\.ollama\.ai)/",
+    r"^(?:[a-z]+://)?(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.com|modelscope\.(?:cn|ai)|ollama\.com|registry\.ollama\.ai"
+    r"|lmstudio\.ai|openrouter\.ai)/",
     re.IGNORECASE,
 )
 _COMMAND = re.compile(
-    r"^(?:ollama (?:run|pull|show)|lms (?:get|load)|vllm serve|llama-(?:server|cli) -(?:hf|m)|mlx_lm\.\w+ --model) +",
+    r"^(?:ollama (?:run|pull|show)|docker model (?:run|pull)|lms (?:get|load)|vllm serve"
+    r"|llama-(?:server|cli) -(?:hf|m)|mlx_lm\.\w+ --model) +",
     re.IGNORECASE,
 )
-_ADDRESS_WORDS = frozenset({"models", "library", "api"})  # before owner/name in an address
+_ADDRESS_WORDS = frozenset({"models", "model", "library", "api"})  # before owner/name in an address
 _FILE = re.compile(r"\.(?:gguf|safetensors|bin|json)$", re.IGNORECASE)
 _SHARD = re.compile(r"-\d{5,6}-of-\d{5,6}$")
 # File names that do not name the model: its folder does.
 _NO_NAME = re.compile(
     r"(?:ggml-|pytorch_|consolidated|config|tokenizer|original)?(?:model|weights)?(?:[-_.]\d+)*", re.IGNORECASE
 )  # fmt: skip
+
+# Other words for families, and titles that no repository has: the first that occurs is replaced, unless the name has
+# the other word as well.
+_OTHER_WORDS = {
+    "通义千问": "qwen", "千问": "qwen", "深度求索": "deepseek", "智谱": "glm", "文心一言": "ernie", "文心": "ernie",
+    "混元": "hunyuan", "书生": "internlm", "百川": "baichuan", "零一万物": "yi", "月之暗面": "kimi", "面壁": "minicpm",
+    "qwen3 coder flash": "qwen3 coder 30b", "qwen3-coder-flash": "qwen3-coder-30b",
+    "mistral small 3": "mistral small 24b 2501", "mistral-small-3": "mistral-small-24b-2501",
+    "cmdr": "command-r", "cmd-r": "command-r",
+}  # fmt: skip
+_OTHER_WORD = re.compile(
+    "|".join(re.escape(word) + (r"(?![\w.])" if word.isascii() else "") for word in _OTHER_WORDS),
+    re.IGNORECASE,
+)
+_AROUND = "\"'`\u201c\u201d\u2018\u2019\u201e\u00ab\u00bb,;!?\u3001\u3002 \t\r\n"  # also typographic quotation marks
+_DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"), "-")
+_INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"))
+
+
+# How the names of models start whose weights are not published, by maker.
+_CLOSED = {
+    "OpenAI": r"chat-?gpt|gpt[- ]?(?:3\.5|[4-9](?:\.\d)?o?)|o[1345]|codex|dall-?e|text-embedding-(?:3|ada)",
+    "Anthropic": "claude|sonnet|opus|haiku",
+    "Google": "gemini",
+    "xAI": r"grok[- ]?(?:[2-9]|code|fast|beta)",
+    "Alibaba": r"qwen[- ]?(?:\d(?:\.\d)?[- ]?)?max",
+    "Amazon": r"(?:amazon[- ])?nova[- ](?:pro|lite|micro|premier)",
+    "Perplexity": "sonar",
+}
+_CLOSED_MODELS = {
+    maker: re.compile(rf"(?:[a-z]+[/ ])?(?:{starts})(?![a-z])", re.IGNORECASE)
+    for maker, starts in _CLOSED.items()
+}
+# How they go on, besides numbers. Other words make other models: "Claude Opus distilled into Qwen".
+_CLOSED_WORDS = frozenset({
+    "mini", "nano", "micro", "small", "medium", "large", "turbo", "pro", "max", "plus", "ultra", "high", "low", "fast",
+    "latest", "preview", "thinking", "reasoning", "chat", "api", "vision", "codex", "code", "audio", "realtime", "lite",
+    "flash", "image", "instant", "exp", "experimental", "deep", "research", "sonnet", "opus", "haiku", "fable",
+    "mythos", "ada", "v", "o", "k",
+})  # fmt: skip
+
+
+def maker_of_closed(name: str) -> str | None:
+    """Who makes the model of this name and does not publish its weights; None if it is not known to be such a model.
+
+    >>> maker_of_closed("gpt-4o mini"), maker_of_closed("gpt-oss 20b")
+    ('OpenAI', None)
+    """
+    plain = _plain_text(name)
+    for maker, names in _CLOSED_MODELS.items():
+        start = names.match(plain)
+        if start and _CLOSED_WORDS.issuperset(re.findall("[a-z]+", plain[start.end() :].lower())):
+            return maker
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +210,7 @@ def read_name(text: str) -> TypedName:
     >>> typed.plain, typed.quant
     ('Qwen_Qwen3-8B', 'Q5_K_L')
     """
-    typed = unicodedata.normalize("NFKC", text[:MAX_CHARS]).strip().strip("\"'`").strip()
-    typed = _COMMAND.sub("", typed)
+    typed = _COMMAND.sub("", _plain_text(text))
     typed = re.sub(r"(?<=[A-Za-z])\+(?![A-Za-z+])", " plus", typed)  # Command R+
     path = typed.replace("\\", "/").rstrip("/")
     has_host = _HOSTS.match(path)
@@ -190,7 +245,14 @@ def read_name(text: str) -> TypedName:
             last = parts[-1]
             is_file = False
     owner = parts[-2] if len(parts) == 2 or (len(parts) > 2 and not is_file and not is_path) else ""
-    if owner.lower() in {"ollama", "library", "local", "models", "hub"}:
+    if owner.lower() in {
+        "ollama",
+        "library",
+        "local",
+        "models",
+        "hub",
+        "ai",
+    }:  # "ai": Docker's models
         owner = ""
     inside = [tag for _, _, tag in quants_in(last)]
     tags = [tag for tag in inside if tag not in _UNCOMPRESSED] or inside
@@ -208,6 +270,19 @@ def read_name(text: str) -> TypedName:
         is_path=is_path or (is_file and len(parts) == 1),
         is_address=has_host is not None or typed.startswith("ollama://"),
     )
+
+
+def _plain_text(text: str) -> str:
+    """The text with plain dashes and spaces, without quotation marks and punctuation around it."""
+    plain = unicodedata.normalize("NFKC", text[:MAX_CHARS]).translate(_DASHES | _INVISIBLE)
+    plain = re.sub(r"(?<=\w)(?::free|[.:]+)$", "", plain.strip(_AROUND))
+    other = _OTHER_WORD.search(plain)
+    if other is None:
+        return plain
+    word = _OTHER_WORDS[other[0].lower()]
+    return (
+        plain[: other.start()] + ("" if word in plain.lower() else word) + plain[other.end() :]
+    ).strip()
 
 
 def _cut(text: str) -> str:

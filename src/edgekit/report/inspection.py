@@ -24,7 +24,7 @@ from edgekit.model.types import (
 from edgekit.report.bill import count_kinds, kind_name, window_of
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import LABEL_WIDTH, paint, table, with_count
-from edgekit.sources.types import Container
+from edgekit.sources.types import Container, Origin
 from edgekit.units import Basis, format_bytes, format_count
 
 _MAX_SHARES = 6
@@ -63,6 +63,7 @@ def inspection_text(
         "" if in_name else mix,
         f"{'MLX' if header.mlx else header.container.name}{version}",
         "" if inspection.geometry is None else inspection.geometry.architecture,
+        "from EdgeKit's index" if inspection.files.origin is Origin.CATALOG else "",
     ]
     title = printable("  ·  ".join(filter(None, parts)))
     lines = [paint(title, bold=True) if bold else title, printable(_headline(inspection))]

@@ -110,12 +110,16 @@ def ended_json(ended: Ended) -> Json:
     return {"event": "ended", "schema": SCHEMA, **fields(ended, names)}
 
 
-def verification_text(verification: Verification, screen: Screen = PLAIN, *, load: str) -> str:
+def verification_text(
+    verification: Verification, screen: Screen = PLAIN, *, load: str, from_index: bool = False
+) -> str:
     """The verdict, then predicted and measured memory side by side. `load` describes the load."""
     verdict, answer = "Within bounds: the engine allocates what was predicted", verification.answer
     if not verification.within:
         outside = ", ".join(row.part for row in verification.rows if not row.within)
         verdict = f"OUTSIDE BOUNDS: {outside}"
+    if from_index:
+        verdict += " (from EdgeKit's index: the repository was not read)"
     title = (
         f"{verification.label}  ·  predicted for llama.cpp {verification.rules_version}  ·  measured "
         f"with {answer.through} {answer.version} in {answer.seconds:.1f} s"

@@ -205,8 +205,10 @@ def _is_right(row: Mapping[str, Any]) -> bool:
         return "models" not in expected or row.get("ask_ok", False)
     names = {row.name.lower() for row in repositories_of(match.entry.id)}
     names.add((match.entry.repository or "").lower())
-    quants = {str(quant).lower() for quant in (expected.get("quant"), *row.get("quant_also", ()))}
     is_model = bool(names.intersection(name.lower() for name in expected.get("models", ())))
+    if "quant" not in expected:
+        return is_model
+    quants = {str(quant).lower() for quant in (expected["quant"], *row.get("quant_also", ()))}
     return is_model and str(match.quant).lower() in quants
 
 
@@ -218,18 +220,100 @@ def _is_wrong(row: Mapping[str, Any]) -> bool:
         return False
 
 
-def test_names_as_people_type_them() -> None:
-    """300 names from public threads: 274 were understood when this was written, and 3 were guessed or wrong.
-
-    The others are not in the index, or answered with a question.
-    """
-    with gzip.open(DATA / "typed_names.jsonl.gz", "rt", encoding="utf-8") as file:
+@pytest.mark.parametrize(
+    ("file_name", "count", "least_right", "wrong"),
+    [
+        # from public threads; those that are not right are not in the index, or answered with a question
+        ("typed_names.jsonl.gz", 300, 270, {"DeepSeek-Coder-V2", "DeepSeek V4"}),
+        # as they are typed in autumn 2026: commands, addresses, files, misspelt, closed models
+        (
+            "typed_names_2026.jsonl.gz", 591, 570,
+            {"openhermes 2.5", "qwen3:30b-a3b-thinking-2507-q8_0"},
+        ),
+    ],
+)  # fmt: skip
+def test_names_as_people_type_them(
+    file_name: str, count: int, least_right: int, wrong: set[str]
+) -> None:
+    with gzip.open(DATA / file_name, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    assert len(rows) == 300
-    assert [row["typed"] for row in rows if row["right"] and not _is_right(row)] == []
-    wrong = {row["typed"] for row in rows if _is_wrong(row)}
-    assert wrong <= {"DeepSeek-Coder-V2", "DeepSeek V4", "Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf"}
-    assert sum(map(_is_right, rows)) >= 268
+    assert len(rows) == count
+    assert [row["typed"] for row in rows if row.get("right") and not _is_right(row)] == []
+    assert {row["typed"] for row in rows if _is_wrong(row)} <= wrong
+    assert sum(map(_is_right, rows)) >= least_right
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("llama31 8b", "llama-3.1-8b"),
+        ("qwen38b", "qwen3-8b"),
+        ("gemma31b", "gemma-4-31b-it"),  # a size that a Gemma has
+        ("LLAMA_3_1_8B_INSTRUCT", "llama-3.1-8b"),
+        ("通义千问3 8B", "qwen3-8b"),
+        ("Qwen3\u20138B\u200b", "qwen3-8b"),
+        ("“gemma3:27b”,", "gemma-3-27b"),
+        ("mixtral 8x22", "mixtral-8x22b-instruct-v0.1"),
+        ("dolphin venice", "dolphin-mistral-24b-venice-edition"),
+        ("jina v3", "jina-embeddings-v3"),
+        ("docker model run ai/qwen3", "qwen3-8b"),
+        ("https://lmstudio.ai/models/openai/gpt-oss-20b", "gpt-oss-20b"),
+    ],
+)
+def test_entry_named_reads_names_as_people_write_them(name: str, entry: str) -> None:
+    match = entry_named(name, absolute=True)
+    assert match is not None
+    assert match.entry.id == entry
+
+
+def test_entry_named_takes_the_instruct_model_for_a_name_without_a_publisher() -> None:
+    for name in ("gemma-4-31b", "Gemma 4 31B"):
+        match = entry_named(name, absolute=True)
+        assert match is not None
+        assert match.entry.id == "gemma-4-31b-it"
+        assert (
+            match.note == "taken to be google/gemma-4-31B-it; google/gemma-4-31B is the base model"
+        )
+    for name in ("google/gemma-4-31B", "gemma-4-31b base", "Gemma 4 31B pretrained"):
+        match = entry_named(name, absolute=True)
+        assert match is not None
+        assert match.entry.id == "gemma-4-31b"
+    assert find_entry("gemma-4-31b").id == "gemma-4-31b"  # an id, as `index show` takes it
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt-4o", "GPT 5 mini", "o3-mini", "Claude Sonnet 4.5", "google/gemini-2.5-pro", "grok 4", "qwen3-max"]
+)  # fmt: skip
+def test_find_entry_says_that_a_model_is_closed(name: str) -> None:
+    with pytest.raises(NotFoundError, match=r"closed model: .* does not publish its weights"):
+        find_entry(name)
+    assert entry_named(name, absolute=True) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt-oss-20b", "gpt2", "grok-1", "Qwen3.5-27B-Claude-4.6-Opus-Reasoning-Distilled"]
+)
+def test_open_models_with_names_like_closed_ones_are_found(name: str) -> None:
+    assert entry_named(name, absolute=True) is not None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a" * 1_000_000,
+        "qwen3" + "-" * 1_000_000 + "8b",
+        "../../../etc/shadow",
+        "qwen3\x00-8b",
+        "\x1b[31mqwen3-8b",
+        "qwen3\ud800",
+        "gpt-4" + "1" * 390 + "!",
+        "fp8" + "-dynamic" * 50 + "x",
+        "x" + " by a" * 90,
+        "qwen3' OR 1=1 --",
+    ],
+)
+def test_entry_named_of_hostile_names_finds_nothing(name: str) -> None:
+    assert entry_named(name, absolute=True) is None
 
 
 @pytest.mark.parametrize(

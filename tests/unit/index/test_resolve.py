@@ -27,8 +27,9 @@ def test_resolve_takes_the_entry_of_a_repository_that_cannot_be_reached() -> Non
 
     result = resolve("Qwen/Qwen3-8B", unreachable)
     assert result.entry is not None
-    assert (result.entry.id, result.notes) == ("qwen3-8b", ())
-    assert result.from_index == "Qwen/Qwen3-8B could not be read: no network"
+    reason = "Qwen/Qwen3-8B could not be read: no network"
+    assert (result.entry.id, result.from_index) == ("qwen3-8b", reason)
+    assert result.notes == (f"answered from the index, because {reason}",)
 
 
 def _missing(name: str) -> str:
