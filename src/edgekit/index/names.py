@@ -533,7 +533,7 @@ _WORDS = re.compile(r"[a-z0-9]+(?:\.[0-9]+[a-z]*)*")
 _PARTS = re.compile(r"[0-9]+(?:\.[0-9]+)?|[a-z]+")
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16_384)
 def spellings(name: str) -> tuple[str, str, str]:
     """The name in three spellings, each looser than the one before; equal ones mean the same model.
 
