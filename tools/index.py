@@ -457,6 +457,8 @@ def _with_header_of(
     changes: dict[str, Any] = {name: getattr(base, name) for name in shared}
     header = base.header or NO_HEADER
     changes["header"] = replace(header, keys=dict(header.keys), config=dict(header.config))
+    if basis is Basis.ASSUMED:
+        changes["sizes"] = tuple(replace(size, basis=basis) for size in base.sizes)
     if item.entry.parameters is None:
         changes["parameters"] = base.parameters
     facts = {"geometry", "sizes", *changes} & ({"geometry"} | base.sources.keys())

@@ -52,11 +52,10 @@ def open_entry(entry: Entry, engine: str) -> OpenModel:
 
 
 def _as_certain(opened: OpenModel, entry: Entry) -> OpenModel:
-    """The model, with a geometry that is no more certain than the entry's, and no longer a context than it states."""
+    """The model, with a geometry that is no more certain than the entry's, and the context that the model states."""
     geometry, native = opened.model.geometry, entry.native_context
     is_assumed = entry.basis is Basis.ASSUMED
     if native is not None and (geometry.native_context is None or is_assumed):
-        native = min(native, geometry.native_context or native)
         geometry = replace(geometry, native_context=native)
     if is_assumed:
         because = "only some of its numbers are known: the rest as in a model of its architecture"

@@ -75,8 +75,10 @@ def resolve(
     if match is None:
         try:
             return Resolved(name=name, found=read(name))
+        except PrivateAddressError:
+            raise  # a list of candidates would hide the refusal
         except (NotFoundError, RemoteInspectError) as error:
-            if ambiguous is not None:
+            if ambiguous is not None and "/" not in name:
                 raise ambiguous from error
             raise names.with_near(error, name) from error
     entry = match.entry

@@ -188,6 +188,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
             raise hyper.missing("vocabulary")
     rope = _read_rope(hyper)
     trained = hyper.number("context")
+    usable = None if trained is None else max(trained - architecture.unused_positions, 0) or None
     layers = _layers(hyper, architecture, types, loops)
     causal = hyper.flag("causal")
     if causal is None:
@@ -202,7 +203,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
         vocabulary=vocabulary,
         trained_context=trained,
         native_context=native_context(
-            trained, rope, scaled=architecture.context_is_scaled or (hyper.gguf and not is_yarn)
+            usable, rope, scaled=architecture.context_is_scaled or (hyper.gguf and not is_yarn)
         ),
         rope=rope,
         loops=loops,

@@ -54,6 +54,7 @@ class Architecture:
     sublayers: int = 1  # attention blocks per layer as the file counts layers
     cache_owners: int = 0  # only the first N layers own a cache; 0: as stated
     context_is_scaled: bool = False  # the stated context already includes rope scaling
+    unused_positions: int = 0  # RoBERTa counts positions from the padding id + 1
     constants: Mapping[str, object] = field(default_factory=dict)
     library: Mapping[str, object] = field(default_factory=dict)
     tied_by_default: bool = False

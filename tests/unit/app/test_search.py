@@ -19,7 +19,7 @@ from edgekit.app.check import Check, check
 from edgekit.app.plan import plan
 from edgekit.app.search import MAX_QUESTION_CHARS, Question, SearchAnswer, Sort, search
 from edgekit.errors import CancelledError, HardwareError, UsageError
-from edgekit.index import read_index
+from edgekit.index import index_entries, most_used, read_index
 from edgekit.index.names import find_entry
 from edgekit.index.types import ModelPurpose
 from edgekit.machine.types import Machine
@@ -82,7 +82,10 @@ def test_figures_are_those_of_plan_with_the_same_flags(more: dict[str, Any]) -> 
 
 
 def test_model_without_a_geometry_has_the_figures_of_check() -> None:
-    (found,) = ask("gemma 3n e4b it", request={**CARD, "limit": 1}, sort="uses").models
+    name = next(
+        entry.id for entry in most_used(index_entries()) if entry.sizes and not entry.has_geometry
+    )
+    (found,) = ask(name, request={**CARD, "limit": 1}, sort="uses").models
     assert not found.entry.has_geometry
     (answer,) = check(f"catalog:{found.entry.id}", Request(**CARD), OFFLINE)
     assert isinstance(answer, Check)

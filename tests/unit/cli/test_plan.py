@@ -283,9 +283,10 @@ def test_unreachable_repository_in_the_catalog_is_planned_with_a_note(
 ) -> None:
     answer = plan_json(capsys, "Qwen/Qwen3-8B", "--ram", "16G", "--timeout", "2")
     assert answer["can_load"]
-    assert any("taken from the index" in note for note in answer["notes"])
+    assert "from EdgeKit's index" in answer["headline"]
+    assert any("answered from the index" in note for note in answer["notes"])
     by_name = plan_json(capsys, MODEL, "--ram", "16G")
-    assert not any("taken from the index" in note for note in by_name["notes"])
+    assert not any("answered from the index" in note for note in by_name["notes"])
 
 
 # --- output for one program

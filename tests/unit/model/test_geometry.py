@@ -892,3 +892,10 @@ def test_not_a_language_model_has_a_reason(header: Any) -> None:
 def test_invalid_values_are_errors(changes: dict[str, Any], error: type[EdgekitError]) -> None:
     with pytest.raises(error):
         of_config(**changes)
+
+
+@pytest.mark.parametrize("model_type", ["xlm-roberta", "roberta", "mpnet"])
+def test_roberta_cannot_use_its_first_two_positions(model_type: str) -> None:
+    """Positions are counted from the padding id + 1: bge-m3 has 8,194 rows and takes 8,192 tokens."""
+    geometry = of_config(model_type=model_type, max_position_embeddings=8194)
+    assert (geometry.native_context, geometry.trained_context) == (8192, 8194)

@@ -22,9 +22,6 @@ from edgekit.engines.llamacpp.weights import PlacedTensor, place
 from edgekit.engines.protocol import Companions
 from edgekit.errors import UsageError
 from edgekit.formats.types import ModelHeader
-from edgekit.index import entry_with_id
-from edgekit.index.database import header_of
-from edgekit.index.types import ModelPurpose
 from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model import OpenModel, block_of
 from edgekit.model.types import Model
@@ -151,6 +148,10 @@ _ENCODERS = {("gemma3", "gemma-3"): "gemma3", ("llama", "mistral"): "mistral3"}
 
 def _config_of_entry(name: str) -> Mapping[str, Any]:
     """What is known of the encoder of an entry that is opened from its GGUF keys."""
+    from edgekit.index import entry_with_id  # not needed for a file
+    from edgekit.index.database import header_of
+    from edgekit.index.types import ModelPurpose
+
     entry = entry_with_id(name)
     if entry is None or ModelPurpose.VISION not in entry.kinds:
         return {}
