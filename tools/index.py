@@ -243,8 +243,9 @@ def is_model(row: Mapping[str, Any], *, has_files: bool) -> bool:
     name = row["hub_id"].rpartition("/")[2]
     if NO_LANGUAGE_MODEL.search(name):
         return False
-    facts = ("parameters", "geometry_llmfit", "licence", "released", "hf_downloads", "ollama_pulls")
-    if has_files or any(row[fact] for fact in facts) or is_base_model(row["hub_id"].lower()):
+    facts = ("geometry_llmfit", "licence", "released", "hf_downloads", "ollama_pulls")
+    has_size = bool(row["parameters"]) and row["parameters_from"] != "name"
+    if has_files or has_size or any(row[fact] for fact in facts) or is_base_model(row["hub_id"].lower()):
         return True
     is_listed = bool(REGISTRIES & {item["scheme"] for item in row["names"]})
     is_of_a_kind = bool(KINDS_OF_A_REGISTRY & set(row["kinds"]))
@@ -747,9 +748,23 @@ def _has_own_width(inner: Mapping[str, Any], partial: Mapping[str, Any]) -> bool
 
 
 def _without_geometry(entry: Entry) -> Entry:
-    """Only sizes by rule of thumb: parameters x bits of the mix, plus 5 % for experts."""
+    """Only sizes by rule of thumb: parameters x bits of the mix, plus 5 % for experts.
+
+    If no source has the number of parameters, it is the one in the name.
+    """
     if not entry.parameters:
-        return replace(entry, basis=Basis.ASSUMED)
+        name = re.sub(r"(?<=\d)_(?=\d+b(?:-|$))", ".", (entry.repository or entry.id).lower())
+        try:
+            named = from_name(name.rpartition("/")[2])
+        except EdgekitError:
+            return replace(entry, basis=Basis.ASSUMED)
+        origin = Source(text="its name", basis=Basis.ASSUMED)
+        entry = replace(
+            entry,
+            parameters=named.parameters,
+            active_parameters=None if named.has_experts else named.parameters,
+            sources={**entry.sources, "parameters": origin, "active_parameters": origin},
+        )
     factor = 1.0 if entry.active_parameters == entry.parameters else 1.05
     sizes = []
     for mix in USUAL_MIXES:

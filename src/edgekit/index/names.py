@@ -381,6 +381,12 @@ def is_ollama_name(name: str) -> bool:
     return bool(index_file().rows(query, (name.strip().lower(),)))
 
 
+def is_id_of(name: str, entry: Entry) -> bool:
+    """Whether the name is the entry's id, with or without a quantisation."""
+    plain = split_quant(name)[0]
+    return entry.id.lower() in {name.strip().lower(), plain.strip().lower()}
+
+
 def is_catalog_first(name: str, match: Match, *, absolute: bool) -> bool:
     """Whether the index answers for this name without querying the network.
 
@@ -389,8 +395,7 @@ def is_catalog_first(name: str, match: Match, *, absolute: bool) -> bool:
     """
     if match.entry.is_users:
         return False
-    plain = split_quant(name)[0]
-    if match.entry.id.lower() in {name.strip().lower(), plain.strip().lower()}:
+    if is_id_of(name, match.entry):
         return True
     if may_be_elsewhere(name):
         return False

@@ -19,7 +19,7 @@ from edgekit.app.estimate import NEXT_TO_MODEL
 from edgekit.engines import engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.errors import NotAllowedError, NotFoundError, UsageError
-from edgekit.index.names import find_model, may_be_elsewhere
+from edgekit.index.names import find_model, is_id_of, may_be_elsewhere
 from edgekit.index.resolve import CATALOG
 from edgekit.index.store import NAME as CATALOG_FILE
 from edgekit.index.store import stored_entries
@@ -178,18 +178,18 @@ def stamp_of(path: str) -> Stamp:
 
 
 def may_need_network(reference: str) -> bool:
-    """Whether opening an allowed reference may ask another server: not for a file, a sample or a catalog entry."""
+    """Whether opening an allowed reference may ask another server: not for a file, a sample or an id of the index."""
     if is_local(reference):
         return False
     has_prefix = reference.lower().startswith(CATALOG)
-    if not has_prefix and may_be_elsewhere(reference):
-        return True
+    name = reference[len(CATALOG) :] if has_prefix else reference
     try:
-        name = reference[len(CATALOG) :] if has_prefix else reference
         entry = find_model(name).entry
     except NotFoundError:
         return True
-    return entry.is_users and not is_local(entry.reference)
+    if entry.is_users:
+        return not is_local(entry.reference)
+    return not has_prefix and not is_id_of(name, entry) and may_be_elsewhere(name)
 
 
 def is_local(reference: str) -> bool:
