@@ -46,11 +46,14 @@ def download(
     """Download what `reference` means, unless it is on this machine. Raises SourceError or UsageError.
 
     `quant`: a quantisation of a name of the index. `projector`: a vision model gets the image projector that llama.cpp
-    loads with it. `session.confirm` is called with what will be downloaded, once the disk has room for it.
+    loads with it. `session.notify` is called with how a name was understood that is not spelled like the model's,
+    `session.confirm` with what will be downloaded, once the disk has room for it.
     """
     if is_here(reference):
         raise UsageError(f"{reference} is a file or folder on this machine already")
-    entry, references = _known_repositories(reference, quant)
+    entry, references, note = _known_repositories(reference, quant)
+    if note:
+        session.notify(note)
     fetched = 0
 
     def confirm(download: Download) -> bool:
@@ -77,9 +80,11 @@ def _path_of(file: ModelFile) -> Path:
         return Path(opened.name)
 
 
-def _known_repositories(reference: str, quant: str | None) -> tuple[Entry | None, tuple[str, ...]]:
-    """The model of the index that is meant, and the repositories that have it, the best first. Any other reference is
-    itself the only one.
+def _known_repositories(
+    reference: str, quant: str | None
+) -> tuple[Entry | None, tuple[str, ...], str]:
+    """The model of the index that is meant, the repositories that have it, the best first, and how a misspelt name was
+    understood. Any other reference is itself the only repository.
 
     Raises UsageError if no repository is known.
     """
@@ -90,22 +95,22 @@ def _known_repositories(reference: str, quant: str | None) -> tuple[Entry | None
         model = hub_model_of(reference)
         known = None if model is None else model_at(model.repo)
         named = reference if quant is None else f"{reference}:{quant}"
-        return None if known is None else entry_with_id(known[0]), (named,)
+        return None if known is None else entry_with_id(known[0]), (named,), ""
     entry, quant = match.entry, quant or match.quant
     if quant is not None:  # of an engine that loads safetensors: 4bit, AWQ, FP8
-        others = [row for row in repositories_of(entry.id) if row.form not in _LLAMA_CPP]
+        others = [row for row in repositories_of(entry.id) if row.form not in _AS_GGUF]
         names = tuple(row.name for row in others if row.tag(quant) is not None)
         ggufs = repositories_of(entry.id, Form.GGUF)
         if names and all(row.tag(quant) is None for row in ggufs):
-            return entry, names
+            return entry, names, match.note
     elif not entry.has_geometry:
         quant = DEFAULT_MIX  # its memory is not known well enough to choose for the machine
     request = Request(engines=(default_engine().name,), machine=detect())
     resolved = open_named(f"catalog:{entry.id}")
-    return entry, published_files(resolved, entry.id, quant, request)[1]
+    return entry, published_files(resolved, entry.id, quant, request)[1], match.note
 
 
-_LLAMA_CPP = (Form.GGUF, Form.OLLAMA, Form.ORIGINAL)
+_AS_GGUF = (Form.GGUF, Form.OLLAMA, Form.ORIGINAL)  # forms of which a GGUF file is downloaded
 
 
 def _first_found(

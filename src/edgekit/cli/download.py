@@ -32,7 +32,10 @@ def run_download(arguments: argparse.Namespace) -> str:
             print(line, file=sys.stderr, flush=True)
         return True
 
-    with open_session(arguments, quiet=arguments.json, confirm=announce) as session:
+    def show(note: object) -> None:
+        print(f"edgekit: {note}", file=sys.stderr, flush=True)
+
+    with open_session(arguments, quiet=arguments.json, confirm=announce, notify=show) as session:
         done = download(
             arguments.model,
             session,

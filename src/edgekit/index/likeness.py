@@ -520,7 +520,7 @@ def _edits(word: str, other: str, most: int) -> int:
 
 CLEARLY_LIKE = 75  # percent; a model that is this much alike, and alone, is taken
 SAME_SCORE = 8  # percent; a difference that says less than how much the models are used
-FEW_MODELS = 20  # with one word in their names: who types it means one of them
+FEW_MODELS = 20  # with one word in their names: a rare word identifies one of these models
 WELL_KNOWN = 9.0  # uses of a model that is meant by a name without its version
 
 

@@ -36,6 +36,7 @@ from edgekit.sources.filenames import MODEL_SUFFIXES
 from edgekit.sources.local import expand_home
 from edgekit.sources.reference import clean_text
 from edgekit.sources.types import Reach
+from edgekit.units import format_count
 
 SHOWN = 6  # names in one message
 LEAST_MISSPELT = 75  # percent; a misspelt name that is less like a model's is not taken
@@ -223,7 +224,7 @@ def _nearest(typed: TypedName, shown: str) -> Match:
 
 
 def _refuse_closed(name: str) -> None:
-    """Raises NotFoundError for a model whose weights nobody can have, and names the open ones of its maker."""
+    """Raises NotFoundError for a model whose weights are not published, and names the open ones of its maker."""
     maker = maker_of_closed(name)
     if maker is None:
         return
@@ -244,7 +245,10 @@ def _ambiguous(
     name: str, models: Iterable[tuple[str, int | None]], *, most: int = SHOWN
 ) -> AmbiguousNameError:
     shown = list(models)[:most]
-    sizes = ", ".join(f"{model} ({size / 1e9:.3g}B)" if size else model for model, size in shown)
+    sizes = ", ".join(
+        f"{model} ({format_count(size).replace(' ', '')})" if size else model
+        for model, size in shown
+    )
     return AmbiguousNameError(
         f"{name[:80]!r} matches several models: {sizes}. Give one of these",
         candidates=tuple(model for model, _ in shown),
