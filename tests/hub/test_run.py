@@ -212,6 +212,17 @@ def test_download_of_a_name_says_what_and_where(
     assert len(server.requests) == before  # in the cache, nothing is requested
 
 
+def test_download_says_how_a_misspelt_name_was_understood(
+    server: RawServer, hub_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(("download", "quen3 0.6b:Q8_0")) == 0
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first.startswith("edgekit: understood 'quen3 0.6b")
+    assert second.startswith("downloading Qwen/Qwen3-0.6B-GGUF:Q8_0, ")
+    assert len(downloads(server)) == 1
+    assert list(hub_cache.iterdir())
+
+
 def test_download_of_a_repository(
     server: RawServer, content: bytes, hub_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from tests.thoroughness import sampled
@@ -24,6 +25,7 @@ from edgekit.index.names import find_entry
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.units import Basis
 
+ROOT = Path(__file__).parents[3]
 ENTRIES = index_entries()
 EXACT = [entry for entry in ENTRIES if entry.basis is Basis.EXACT]
 ASSUMED = [entry for entry in ENTRIES if entry.basis is Basis.ASSUMED and entry.forms]
@@ -40,6 +42,13 @@ def test_packaged_index_is_large_and_its_file_small() -> None:
     assert len(EXACT) >= 480
     assert len({entry.id for entry in ENTRIES}) == len(ENTRIES)
     assert PACKAGED.stat().st_size < 8_000_000
+
+
+def test_docs_state_how_many_geometries_are_known() -> None:
+    page = " ".join((ROOT / "docs" / "index.md").read_text(encoding="utf-8").split())
+    partial = sum(bool(entry.forms) for entry in ENTRIES) - len(EXACT)
+    assert f"That holds for {len(EXACT)} of {len(ENTRIES):,} models." in page
+    assert f"For {partial} it is put together from partial numbers" in page
 
 
 def test_repositories_of_models_are_unique() -> None:
