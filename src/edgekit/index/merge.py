@@ -187,13 +187,10 @@ _KEYS = {
 }
 OF_A_MODEL = tuple(_KEYS)
 _MODEL = {"models": "id", **dict.fromkeys(OF_A_MODEL, "model")}
+# Facts of a model that its geometry implies.
 FACTS_OF_GEOMETRY = (
-    "architecture",
-    "parameters",
-    "active_parameters",
-    "native_context",
-    "vocabulary",
-)  # facts that a geometry implies
+    "architecture", "parameters", "active_parameters", "native_context", "vocabulary",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,9 +385,7 @@ def _source_of_facts(cell: object) -> dict[str, int]:
 class _Writer:
     """The rows of the merged file. Sources and geometries get their numbers when a row first uses them."""
 
-    files: Sequence[
-        tuple[CheckedIndex, Mapping[str, str]]
-    ]  # the newest first, with the ids in the merged index
+    files: Sequence[tuple[CheckedIndex, Mapping[str, str]]]  # the newest first; id -> merged id
     _sources: dict[Row, int] = field(default_factory=dict)
     _geometries: dict[str, int] = field(default_factory=dict)
 
@@ -422,9 +417,7 @@ class _Writer:
         table = table_named(name)
         position = _column(name, _MODEL[name])
         key = [_column(name, column) for column in _KEYS[name]]
-        newer: set[int] = (
-            set()
-        )  # hashes of the keys: the keys of two million rows would be a gigabyte
+        newer: set[int] = set()  # hashes, because two million keys would take a gigabyte
         for file, ids in self.files:
             own: set[int] = set()
             for row in _rows(file.path, table):
