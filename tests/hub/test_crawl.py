@@ -26,7 +26,8 @@ from tests.thoroughness import wide
 from edgekit.app.crawl import build as build_module
 from edgekit.app.crawl import fetch, geometry, listing
 from edgekit.app.crawl.build import build
-from edgekit.app.crawl.types import BuildOptions, BuildReport
+from edgekit.app.crawl.on_ray import fetch_shard
+from edgekit.app.crawl.types import BuildOptions, BuildReport, FetchTask, Status, TaskKind
 from edgekit.cli import main
 from edgekit.errors import CancelledError, RemoteBusyError, RemoteInspectError, UsageError
 from edgekit.index.database import PACKAGED, IndexFile
@@ -614,6 +615,20 @@ def test_hub_of_the_command_line_gets_no_token(
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     server = raw_server(lambda _, send: send(page([])))
     assert main(["index", "build", "--out", str(tmp_path), "--from", server.address]) == 0
+    assert "authorization" not in server.requests[0].headers
+
+
+def test_shard_on_a_worker_is_read_from_the_hub_of_the_crawl_without_a_token(
+    raw_server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    server = raw_server(lambda _, send: send(page({"siblings": []})))
+    task = FetchTask(kind=TaskKind.FILES, name="a/b")
+    answer = fetch_shard([task], BuildOptions(folder=tmp_path, date=DATE), server.address)
+    assert isinstance(answer, tuple)
+    assert [outcome.status for outcome in answer[0]] == [Status.DONE]
     assert "authorization" not in server.requests[0].headers
 
 
