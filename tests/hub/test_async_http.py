@@ -27,7 +27,7 @@ from edgekit.sources.async_http import (
     MAX_MALFORMED,
     MAX_RETRY_AFTER_S,
     AsyncTransport,
-    Pace,
+    RateLimiter,
     open_transport,
 )
 from edgekit.sources.http import Reply
@@ -94,6 +94,11 @@ def body(url: str) -> Callable[[AsyncTransport], Coroutine[Any, Any, Reply]]:
         (b"", "connection"),
         (b"nonsense\r\n\r\n", "connection"),
         (response("200 OK", body=b'{"answer": '), "malformed"),
+        (response("200 OK", {"Content-Encoding": "gzip"}, b"no gzip"), "connection"),
+        (
+            response("200 OK", {"Content-Encoding": "gzip"}, gzip.compress(b"[1]" * 99)[:40]),
+            "malformed",
+        ),
     ],
 )
 def test_request_is_repeated_after_a_fault(hub: Serve, fault: bytes, kind: str) -> None:
@@ -243,7 +248,9 @@ def test_offline_mode_sends_nothing(hub: Serve, monkeypatch: pytest.MonkeyPatch)
     assert server.requests == []
 
 
-def test_pace_spreads_requests_and_waits_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_limiter_spreads_requests_and_waits_for_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On a clock that only moves when somebody sleeps."""
     now = 0.0
 
@@ -255,15 +262,15 @@ def test_pace_spreads_requests_and_waits_for_the_server(monkeypatch: pytest.Monk
     monkeypatch.setattr("edgekit.sources.async_http.asyncio.sleep", sleep)
 
     async def turns() -> list[float]:
-        pace = Pace(rate=4.0)
+        limiter = RateLimiter(rate=4.0)
         starts = []
         for number in range(4):
             if number == 2:
-                pace.block(API, 10.0)
-            await pace.turn(API)
+                limiter.block(API, 10.0)
+            await limiter.wait_turn(API)
             starts.append(now)
-        pace.block(API, 1e9)
-        await pace.turn(API)
+        limiter.block(API, 1e9)
+        await limiter.wait_turn(API)
         return [*starts, now]
 
     starts = asyncio.run(turns())

@@ -26,10 +26,12 @@ from tests.thoroughness import wide
 from edgekit.app.crawl import build as build_module
 from edgekit.app.crawl import fetch, geometry, listing
 from edgekit.app.crawl.build import build
-from edgekit.app.crawl.types import BuildOptions, BuildReport
+from edgekit.app.crawl.on_ray import fetch_shard
+from edgekit.app.crawl.types import BuildOptions, BuildReport, FetchTask, Status, TaskKind
 from edgekit.cli import main
 from edgekit.errors import CancelledError, RemoteBusyError, RemoteInspectError, UsageError
-from edgekit.index.database import IndexFile
+from edgekit.index.database import PACKAGED, IndexFile
+from edgekit.index.merge import check_index, merge
 from edgekit.index.records import is_id
 from edgekit.index.tables import TABLES, read_rows, table_named
 from edgekit.sources import async_http
@@ -581,6 +583,55 @@ def test_index_is_merged_by_index_update(
     assert json.loads(capsys.readouterr().out)
 
 
+ODD_FILES = {
+    "a/gguf": ["b.gguf", "b (copy).gguf", "more/b.gguf", f"{'b' * 90}.gguf", "b.Q4_K_M.gguf"],
+    "a/weights": ["config.json", "model.safetensors"],  # of unknown types: "as stored"
+}
+
+
+def test_index_of_odd_file_names_is_checked_and_merged(hostile: Serve, tmp_path: Path) -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "intermediate_size": 128, "vocab_size": 1000}  # fmt: skip
+    entries = [
+        {"id": name, "siblings": [{"rfilename": file, "size": 9} for file in files], "downloads": 2**61}
+        for name, files in ODD_FILES.items()
+    ]  # fmt: skip
+    hostile(lambda request, send: send(page(entries if "/api/" in request.line else config)))
+    run(tmp_path)
+    built = check_index(tmp_path / "index.sqlite")
+    assert set(built.models.values()) == set(ODD_FILES)
+    rows = read_rows(built.path, table_named("repositories"))
+    assert {row[2]: row[3] for row in rows} == {"a/gguf": '{"Q4_K_M":9}', "a/weights": "{}"}
+    packaged = check_index(PACKAGED)
+    merged = merge([packaged, built], packaged, tmp_path / "merged.sqlite")
+    assert (set(merged.added), merged.changed, merged.removed) == (set(built.models), (), ())
+
+
+def test_hub_of_the_command_line_gets_no_token(
+    raw_server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    server = raw_server(lambda _, send: send(page([])))
+    assert main(["index", "build", "--out", str(tmp_path), "--from", server.address]) == 0
+    assert "authorization" not in server.requests[0].headers
+
+
+def test_shard_on_a_worker_is_read_from_the_hub_of_the_crawl_without_a_token(
+    raw_server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    server = raw_server(lambda _, send: send(page({"siblings": []})))
+    task = FetchTask(kind=TaskKind.FILES, name="a/b")
+    answer = fetch_shard([task], BuildOptions(folder=tmp_path, date=DATE), server.address)
+    assert isinstance(answer, tuple)
+    assert [outcome.status for outcome in answer[0]] == [Status.DONE]
+    assert "authorization" not in server.requests[0].headers
+
+
 def test_command_reports_as_text_and_as_json(
     hub: SyntheticHub,
     tmp_path: Path,
@@ -623,6 +674,7 @@ def test_command_that_could_not_reach_everything_ends_with_4(
         (("--out", "x", "--rate", "-1"), "--rate"),
         (("--out", "x", "--rate", "inf"), "--rate"),
         (("--out", "x", "--date", "today"), "--date"),
+        (("--out", "x", "--date", "2026-02-30"), "--date"),
         (("--out", "x", "--limit", "0"), "--limit"),
         (("--out", "x", "--at-once", "999"), "--at-once"),
     ],

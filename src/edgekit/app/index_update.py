@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
@@ -13,13 +12,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import urljoin, urlsplit
 
-from edgekit.errors import HeaderError, OutputError, SourceError, UsageError
+from edgekit.errors import HeaderError, OutputError, SourceError, UsageError, check_limit
 from edgekit.index import database
 from edgekit.index.merge import MAX_FILE_BYTES, CheckedIndex, check_index, merge
-from edgekit.index.tables import CHECKSUMS_NAME, SQLITE_NAME
+from edgekit.index.tables import CHECKSUMS_NAME, SQLITE_NAME, sha256_of
 from edgekit.sources.address import is_loopback, redact, site_of
 from edgekit.sources.http import Transport
 from edgekit.sources.local import create_data_folder, data_folder, open_regular, try_lock
@@ -149,13 +148,10 @@ def _verified(published: Published, reach: Reach, folder: Path) -> tuple[Path, s
         raise UsageError("--sha256 must be 64 hexadecimal digits")
     expected = published.sha256 or source.stated_checksum()
     path = folder / "published.sqlite"
-    content = source.read("", MAX_FILE_BYTES)
-    if content is None:
-        raise SourceError(f"{redact(address)}: not found")
-    found = hashlib.sha256(content).hexdigest()
+    source.copy_to(path, MAX_FILE_BYTES)
+    found = sha256_of(path)
     if found != expected.lower():
         raise HeaderError(f"its SHA-256 is {found}, not {expected.lower()}", file=redact(address))
-    path.write_bytes(content)
     signed_by = None
     if published.signers is not None:
         signature = source.read(SIGNATURE_SUFFIX, MAX_SMALL_BYTES)
@@ -199,23 +195,40 @@ class _Source:
             f"{redact(self._address)}: no {name}{CHECKSUM_SUFFIX} or {CHECKSUMS_NAME} next to it: give --sha256"
         )
 
+    def copy_to(self, target: Path, limit_bytes: int) -> None:
+        """Copy the file without holding it in memory. Raises SourceError, HeaderError if it is too large."""
+        try:
+            with target.open("wb") as copy:
+                if self._is_url:
+                    name = redact(self._address)
+                    self._transport.get(
+                        self._address, name=name, limit_bytes=limit_bytes, sink=copy
+                    )
+                    return
+                with self._opened(Path(self._address).expanduser(), limit_bytes) as file:
+                    shutil.copyfileobj(file, copy)
+        except OSError as error:
+            raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
+
+    @contextlib.contextmanager
+    def _opened(self, path: Path, limit_bytes: int) -> Iterator[BinaryIO]:
+        descriptor, status = open_regular(path)
+        with os.fdopen(descriptor, "rb") as file:
+            check_limit("bytes", status.st_size, limit_bytes, file=str(path))
+            yield file
+
     def read(self, suffix: str, limit_bytes: int, *, sibling: str = "") -> bytes | None:
-        """The file with this suffix, or another one in its folder; None if there is none. Raises SourceError."""
+        """The small file with this suffix, or another one in its folder; None if there is none. Raises SourceError."""
         from edgekit.errors import RemoteNotFoundError
 
         if not self._is_url:
             path = Path(self._address).expanduser()
             path = path.with_name(sibling or f"{path.name}{suffix}")
             try:
-                descriptor, status = open_regular(path)
+                with self._opened(path, limit_bytes) as file:
+                    return file.read(limit_bytes)
             except SourceError:
-                if suffix or sibling:
-                    return None
-                raise
-            with os.fdopen(descriptor, "rb") as file:
-                if status.st_size > limit_bytes:
-                    raise HeaderError(f"more than {limit_bytes:,} bytes", file=str(path))
-                return file.read(limit_bytes)
+                return None
         parts = urlsplit(self._address)
         url = parts._replace(path=f"{parts.path}{suffix}").geturl()
         if sibling:
@@ -223,14 +236,12 @@ class _Source:
         try:
             reply = self._transport.get(url, name=redact(url), limit_bytes=limit_bytes)
         except RemoteNotFoundError:
-            if suffix or sibling:
-                return None
-            raise
+            return None
         return bytes(reply.body)
 
 
 def _signer(path: Path, signature: Path, signers: Path, *, name: str) -> str:
-    """Who signed the file, checked by OpenSSH. Raises HeaderError if it is nobody in the list of signers."""
+    """Who signed the file, checked by OpenSSH. Raises HeaderError if no key in the list of signers matches."""
     program = shutil.which("ssh-keygen")
     if program is None:
         raise UsageError("--signers needs ssh-keygen (OpenSSH 8.2 or newer) on the PATH")
@@ -260,4 +271,4 @@ def _signer(path: Path, signature: Path, signers: Path, *, name: str) -> str:
                 return signer
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SourceError(f"ssh-keygen could not check the signature: {error}") from error
-    raise HeaderError(f"its signature is not of anybody in {signers}", file=name)
+    raise HeaderError(f"its signature matches no key in {signers}", file=name)

@@ -355,7 +355,7 @@ examples:
 """
 _BUILD_OPTIONS: Rows = {
     "--out DIR": "folder for the index; a build that was stopped there continues",
-    "--from HUB": "hub (default: HF_ENDPOINT, or Hugging Face), or the address of another",
+    "--from HUB": "hub to crawl: `hub` (HF_ENDPOINT, else Hugging Face) or a URL",
     "which repositories": {
         "--author NAME": "only those of this user or organisation",
         "--search TEXT": "only those with this text in their names",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
-import os
-import re
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,16 +23,13 @@ def run_build(arguments: argparse.Namespace) -> tuple[str, int]:
     from edgekit.engines.flags import read_number
     from edgekit.report.index_build import build_json, build_text
     from edgekit.report.json import json_text
+    from edgekit.sources.address import hub_at
 
     if arguments.out is None:
         raise UsageError("index build needs --out DIR, a folder for the index")
     source = getattr(arguments, "from") or HUB
-    if source != HUB:
-        if "://" not in source:
-            raise UsageError(
-                f"--from must be hub or an address with https:// (got {source[:60]!r})"
-            )
-        os.environ["HF_ENDPOINT"] = source
+    if source != HUB and "://" not in source:
+        raise UsageError(f"--from must be hub or an address with https:// (got {source[:60]!r})")
     shows = is_terminal(sys.stderr) and not arguments.json
     options = BuildOptions(
         folder=Path(arguments.out).expanduser(),
@@ -51,7 +47,8 @@ def run_build(arguments: argparse.Namespace) -> tuple[str, int]:
         progress=show_progress if shows else None,
     )
     try:
-        report = build(options)
+        with contextlib.nullcontext() if source == HUB else hub_at(source):
+            report = build(options)
     finally:
         if shows:
             show_progress("")
@@ -60,9 +57,11 @@ def run_build(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def _date(text: str | None) -> str:
+    from edgekit.index.merge import is_day
+
     if text is None:
         return datetime.now(tz=UTC).date().isoformat()
-    if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text) is None:
+    if not is_day(text):
         raise UsageError(f"--date must be like 2026-11-18 (got {text[:40]!r})")
     return text
 

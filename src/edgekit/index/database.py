@@ -19,13 +19,12 @@ from typing import Any
 
 from edgekit.errors import HeaderError
 from edgekit.index.records import read_header, read_sizes
-from edgekit.index.tables import SCHEMA
+from edgekit.index.tables import SCHEMA, SQLITE_NAME
 from edgekit.index.types import Entry, ModelPurpose, Size, Source, StoredHeader
 from edgekit.sources.local import data_folder
 from edgekit.units import Basis
 
-NAME = "index.sqlite"
-PACKAGED = Path(__file__).with_name(NAME)
+PACKAGED = Path(__file__).with_name(SQLITE_NAME)
 MAX_HEADER_BYTES = 4 * 1024 * 1024  # of one unpacked header; the longest packaged one has 60 KB
 CACHED_HEADERS = 64
 
@@ -146,14 +145,19 @@ def _open(path: str, _stamp: tuple[int, int]) -> IndexFile:
     return IndexFile(Path(path))
 
 
+def packaged_file() -> IndexFile:
+    """EdgeKit's own index. Raises HeaderError if it cannot be read."""
+    return _open(str(PACKAGED), (0, 0))
+
+
 def index_file() -> IndexFile:
     """The index that answers: the user's updated copy if it is newer than EdgeKit's own, else EdgeKit's own.
 
     Raises HeaderError if EdgeKit's own index cannot be read.
     """
-    packaged = _open(str(PACKAGED), (0, 0))
+    packaged = packaged_file()
     folder = data_folder()
-    path = None if folder is None else folder / NAME
+    path = None if folder is None else folder / SQLITE_NAME
     if path is None or not os.path.lexists(path):
         return packaged
     try:
@@ -167,7 +171,7 @@ def index_file() -> IndexFile:
 def index_problem() -> str | None:
     """Why the user's updated copy of the index is not used; None if it is used or there is none."""
     folder = data_folder()
-    path = None if folder is None else folder / NAME
+    path = None if folder is None else folder / SQLITE_NAME
     if path is None or not os.path.lexists(path):
         return None
     try:
@@ -175,7 +179,7 @@ def index_problem() -> str | None:
         updated = _open(str(path), (status.st_size, status.st_mtime_ns))
     except (OSError, HeaderError) as error:
         return f"{error}; EdgeKit's own index is used"
-    if updated.facts["built"] < _open(str(PACKAGED), (0, 0)).facts["built"]:
+    if updated.facts["built"] < packaged_file().facts["built"]:
         return f"{path} is older than EdgeKit's own index, which is used: run edgekit index update"
     return None
 

@@ -1,4 +1,4 @@
-"""Index files -> one index file, in which every model is as the newest file describes it.
+"""Index files -> one index file, in which every fact is as the newest file states it.
 
 A file may be a stranger's: its tables must be exactly those of tables.py (no views, triggers or virtual tables), and
 every row is checked before it is written.
@@ -12,15 +12,17 @@ import json
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from edgekit.errors import HeaderError, check_limit
-from edgekit.index.database import MAX_HEADER_BYTES
+from edgekit.index.database import MAX_HEADER_BYTES, packaged_file
 from edgekit.index.records import forms_of, is_id, read_header, read_sizes
-from edgekit.index.repositories import Form
+from edgekit.index.repositories import MAX_TAGS, Form, is_tag
 from edgekit.index.tables import (
     SCHEMA,
     SQLITE_NAME,
@@ -28,15 +30,16 @@ from edgekit.index.tables import (
     Cell,
     Row,
     Table,
+    as_json,
     checked_row,
     schema_of,
     table_named,
     write_sqlite,
 )
-from edgekit.index.types import ModelPurpose
+from edgekit.index.types import MAX_USES, ModelPurpose
 from edgekit.units import MIB, Basis
 
-MAX_FILE_BYTES = 256 * MIB  # EdgeKit's own has 4 MB; it is read into memory when it is downloaded
+MAX_FILE_BYTES = 256 * MIB  # EdgeKit's own has 4 MB; checking one this large takes a minute
 MAX_ROWS = 2_000_000  # of one table; EdgeKit's own has 8,000 names
 MAX_CELL_BYTES = MIB  # the longest of EdgeKit's own has 8,000
 MAX_UNPACKED_BYTES = 1024 * MIB  # of all headers together, which are unpacked one at a time
@@ -45,11 +48,9 @@ MAX_ITEMS = 4_096  # of a list or object in a cell
 TOOL = "edgekit index update"
 
 _DATE = re.compile(r"[0-9]{4}(?:-[0-9]{2}(?:-[0-9]{2})?)?")
-_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"  # no word of a command that begins with a dash
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # no word of a command that begins with a dash
 _HUB_ID = re.compile(rf"(?:{_PART}/)?{_PART}")
 _TAG = re.compile(rf"{_PART}(?:/{_PART})*(?::{_PART})?")  # of Ollama's library
-_QUANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 Check = Callable[[Any], None]
 
@@ -104,9 +105,9 @@ def _numbers(value: str) -> None:
 
 def _quants(value: str) -> None:
     stated = json.loads(value)
-    _require(isinstance(stated, dict) and len(stated) <= MAX_ITEMS)
+    _require(isinstance(stated, dict) and len(stated) <= MAX_TAGS)
     for tag, size in stated.items():
-        _require(_QUANT.fullmatch(tag) is not None)
+        _require(is_tag(tag))
         _require(size is None or (type(size) is int and 0 <= size < 2**63))
 
 
@@ -114,7 +115,7 @@ def _sizes(value: str) -> None:
     read_sizes(json.loads(value))
 
 
-# Of every column but geometries.header. read_rows has checked the types already.
+# Of every column but geometries.header. checked_row has checked the types already.
 _CHECKS: Mapping[str, Mapping[str, Check]] = {
     "models": {
         "id": lambda value: _require(is_id(value) and value == value.lower()),
@@ -130,7 +131,7 @@ _CHECKS: Mapping[str, Mapping[str, Check]] = {
         ),
         **dict.fromkeys(("released", "not_before"), _optional(_match(_DATE))),
         "base_model": _optional(_match(_HUB_ID)),
-        "uses": _optional(_finite),
+        "uses": _optional(lambda value: _require(0 <= value <= MAX_USES)),
         "basis": _one_of(Basis.EXACT.value, Basis.ASSUMED.value),
         "sources": _optional(_sources_by_fact),
     },
@@ -178,7 +179,18 @@ _CHECKS: Mapping[str, Mapping[str, Check]] = {
     "meta": {"key": _text, "value": _optional(_text)},
 }
 _SOURCE = ("name", "licence", "date", "basis")
-OF_A_MODEL = ("repositories", "names", "evidence")  # tables whose rows belong to a model
+# Tables whose rows belong to a model, with the columns that tell apart what they are about.
+_KEYS = {
+    "repositories": ("model", "form", "name"),
+    "names": ("spelling", "model", "scheme", "level"),
+    "evidence": ("model", "benchmark", "date", "setting", "measured_by"),
+}
+OF_A_MODEL = tuple(_KEYS)
+_MODEL = {"models": "id", **dict.fromkeys(OF_A_MODEL, "model")}
+# Facts of a model that its geometry implies.
+FACTS_OF_GEOMETRY = (
+    "architecture", "parameters", "active_parameters", "native_context", "vocabulary",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,12 +211,9 @@ class Merged:
 
     added: tuple[str, ...]  # ids
     changed: tuple[str, ...]
+    removed: tuple[str, ...]
     unchanged: int
     built: str
-
-    @property
-    def models(self) -> int:
-        return len(self.added) + len(self.changed) + self.unchanged
 
 
 def check_index(path: Path) -> CheckedIndex:
@@ -216,8 +225,12 @@ def check_index(path: Path) -> CheckedIndex:
             f"schema {schema}; this version of EdgeKit reads {SCHEMA}", file=str(path)
         )
     built = facts.get("built")
-    if not isinstance(built, str) or not _DAY.fullmatch(built):
+    if not isinstance(built, str) or not is_day(built):
         raise HeaderError("meta.built is not a date", file=str(path))
+    if built > (latest := _latest_day()):
+        raise HeaderError(
+            f"meta.built is {built}, after {latest}: check this machine's clock", file=str(path)
+        )
     columns = [column.name for column in table_named("sources").columns]
     sources: dict[int, Row] = {}
     for row in _rows(path, table_named("sources")):
@@ -228,7 +241,7 @@ def check_index(path: Path) -> CheckedIndex:
     content: dict[str, int] = {}
     merger = _Renumbered(sources=sources, geometries=geometries, path=path)
     for table in ("models", *OF_A_MODEL):
-        position = 0 if table == "models" else _column(table, "model")
+        position = _column(table, _MODEL[table])
         for row in _rows(path, table_named(table)):
             name = str(row[position])
             if table == "models":
@@ -250,29 +263,37 @@ def check_index(path: Path) -> CheckedIndex:
     )
 
 
-def merge(files: Sequence[CheckedIndex], used: CheckedIndex, target: Path) -> Merged:
-    """Write an index with every model of the files, each as the newest file has it; of files of the same day the first.
+def is_day(text: str) -> bool:
+    """Whether it is a date like 2026-11-18."""
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
-    A model is the same in two files if its id or its repository is. `used` is the index that the result is compared
-    with. Raises OutputError if the target cannot be written.
+
+def _latest_day() -> str:
+    """Tomorrow: somewhere it is that day already. A later index would stay newer than all that are published.
+
+    On a machine whose clock is behind, the day after EdgeKit's own index.
+    """
+    own = date.fromisoformat(packaged_file().facts["built"])
+    return (max(datetime.now(tz=UTC).date(), own) + timedelta(days=1)).isoformat()
+
+
+def merge(files: Sequence[CheckedIndex], used: CheckedIndex, target: Path) -> Merged:
+    """Write an index with every model of the files, each fact as the newest file that states it has it.
+
+    A fact that a newer file does not state stays, with its source; of files of the same day the first counts as newer.
+    `used` is the index that the result is compared with, and whose ids are kept. Raises OutputError if the target
+    cannot be written.
     """
     ordered = sorted(files, key=lambda file: file.built, reverse=True)
-    file_of: dict[str, CheckedIndex] = {}
-    repositories: set[str] = set()
-    for file in ordered:
-        taken = {
-            name: repository
-            for name, repository in file.models.items()
-            if name not in file_of and repository not in repositories
-        }
-        file_of |= dict.fromkeys(taken, file)
-        repositories |= set(filter(None, taken.values()))
     built = ordered[0].built
-    writer = _Writer(files=ordered, file_of=file_of)
+    ids = _common_ids([used, *(file for file in ordered if file is not used)])
+    writer = _Writer(files=[(file, ids[file.path]) for file in ordered])
     facts: list[Row] = [("built", built), ("schema", str(SCHEMA)), ("tool", TOOL)]
-    tables: dict[str, Iterator[Row]] = {
-        name: writer.rows_of_models(name) for name in ("models", *OF_A_MODEL)
-    }
+    tables: dict[str, Iterator[Row]] = {"models": writer.models()}
+    tables |= {name: writer.rows_of_models(name) for name in OF_A_MODEL}
     tables |= {
         "geometries": writer.geometries(),
         "losses": writer.losses(),
@@ -280,14 +301,47 @@ def merge(files: Sequence[CheckedIndex], used: CheckedIndex, target: Path) -> Me
         "meta": iter(facts),
     }
     write_sqlite(target, tables)
-    added, changed = [], []
-    for name, file in sorted(file_of.items()):
-        if name not in used.models:
-            added.append(name)
-        elif file.content[name] != used.content[name]:
-            changed.append(name)
-    unchanged = len(file_of) - len(added) - len(changed)
-    return Merged(added=tuple(added), changed=tuple(changed), unchanged=unchanged, built=built)
+    result = check_index(target)
+    common = result.models.keys() & used.models.keys()
+    changed = {name for name in common if result.content[name] != used.content[name]}
+    return Merged(
+        added=tuple(sorted(result.models.keys() - common)),
+        changed=tuple(sorted(changed)),
+        removed=tuple(sorted(used.models.keys() - common)),
+        unchanged=len(common) - len(changed),
+        built=built,
+    )
+
+
+def _common_ids(files: Sequence[CheckedIndex]) -> Mapping[Path, Mapping[str, str]]:
+    """By file: the id of each of its models in the merged index, which is that of the first file with the model.
+
+    A model is the same if its repository is. Its id decides only where a file states no repository: an id is made from
+    the name alone, and a file may give a known one to another repository, which then gets an id with its owner.
+    """
+    ids: dict[Path, Mapping[str, str]] = {}
+    repository_of: dict[str, str] = {}  # by id
+    id_at: dict[str, str] = {}  # by repository
+
+    def common_id(name: str, repository: str) -> str:
+        known = repository_of.get(name)
+        if known == repository:
+            return name
+        if repository in id_at:
+            return id_at[repository]
+        if not known or not repository:
+            return name
+        owner, _, base = repository.rpartition("/")
+        return f"{base}@{owner}"
+
+    for file in files:
+        own = {name: common_id(name, repository) for name, repository in file.models.items()}
+        for name, repository in file.models.items():
+            repository_of[own[name]] = repository_of.get(own[name]) or repository
+            if repository:
+                id_at.setdefault(repository, own[name])
+        ids[file.path] = own
+    return ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,8 +365,8 @@ class _Renumbered:
                 elif column.name == "source":
                     cells[i] = repr(self.sources[_whole(cell)])
                 elif column.name == "sources" and table == "models":
-                    stated = json.loads(str(cell)).items()
-                    cells[i] = repr(sorted(repr((self.sources[int(n)], f)) for n, f in stated))
+                    stated = _source_of_facts(cell)
+                    cells[i] = repr(sorted((fact, self.sources[n]) for fact, n in stated.items()))
                 elif column.name == "sources":
                     cells[i] = repr([self.sources[number] for number in json.loads(str(cell))])
         except KeyError as error:
@@ -321,28 +375,63 @@ class _Renumbered:
         return tuple(cells)
 
 
+def _source_of_facts(cell: object) -> dict[str, int]:
+    """'{"3":["licence"]}' -> {"licence": 3}"""
+    stated = json.loads(str(cell or "{}"))
+    return {fact: int(number) for number, facts in stated.items() for fact in facts}
+
+
 @dataclass(slots=True, kw_only=True)
 class _Writer:
     """The rows of the merged file. Sources and geometries get their numbers when a row first uses them."""
 
-    files: Sequence[CheckedIndex]
-    file_of: Mapping[str, CheckedIndex]
+    files: Sequence[tuple[CheckedIndex, Mapping[str, str]]]  # the newest first; id -> merged id
     _sources: dict[Row, int] = field(default_factory=dict)
     _geometries: dict[str, int] = field(default_factory=dict)
 
-    def rows_of_models(self, name: str) -> Iterator[Row]:
-        """The rows of a table, of every model those of its file."""
-        table = table_named(name)
-        position = _column(name, "id" if name == "models" else "model")
-        for file in self.files:
+    def models(self) -> Iterator[Row]:
+        """One row for each model. Rows of models that are in several files wait in memory for their last one."""
+        table = table_named("models")
+        columns = [column.name for column in table.columns]
+        left = Counter(name for _, ids in self.files for name in ids.values())
+        waiting: dict[str, list[dict[str, Any]]] = {}
+        for file, ids in self.files:
             for row in _rows(file.path, table):
-                if self.file_of.get(str(row[position])) is file:
-                    yield self._renumbered(table, row, file)
+                record: dict[str, Any] = dict(zip(columns, row, strict=True))
+                name = record["id"] = ids[record["id"]]
+                if record["geometry"] is not None:
+                    record["geometry"] = file.geometries[record["geometry"]]
+                stated = _source_of_facts(record["sources"])
+                record["sources"] = {fact: file.sources[n] for fact, n in stated.items()}
+                waiting.setdefault(name, []).append(record)
+                left[name] -= 1
+                if not left[name]:
+                    merged = _merged_model(waiting.pop(name))
+                    if merged["geometry"] is not None:
+                        merged["geometry"] = self._geometry(merged["geometry"])
+                    merged["sources"] = self._facts_by_source(merged["sources"])
+                    yield tuple(merged[column] for column in columns)
+
+    def rows_of_models(self, name: str) -> Iterator[Row]:
+        """The rows of a table that no newer file has with the same key."""
+        table = table_named(name)
+        position = _column(name, _MODEL[name])
+        key = [_column(name, column) for column in _KEYS[name]]
+        newer: set[int] = set()  # hashes, because two million keys would take a gigabyte
+        for file, ids in self.files:
+            own: set[int] = set()
+            for row in _rows(file.path, table):
+                renamed = (*row[:position], ids[str(row[position])], *row[position + 1 :])
+                hashed = hash(tuple(str(renamed[i]).lower() for i in key))
+                if hashed not in newer:
+                    own.add(hashed)
+                    yield self._renumbered(table, renamed, file)
+            newer |= own
 
     def geometries(self) -> Iterator[Row]:
         """Those that models use. Their fingerprint is made again from their content."""
         written: set[str] = set()
-        for file in self.files:
+        for file, _ in self.files:
             for row, content in _geometries(file.path):
                 if content in self._geometries and content not in written:
                     written.add(content)
@@ -351,40 +440,65 @@ class _Writer:
     def losses(self) -> Iterator[Row]:
         """Those of the newest file that has any."""
         table = table_named("losses")
-        for file in self.files:
+        for file, _ in self.files:
             rows = [self._renumbered(table, row, file) for row in _rows(file.path, table)]
             if rows:
                 yield from rows
                 return
 
     def sources(self) -> Iterator[Row]:
-        for (name, licence, date, basis), number in self._sources.items():
-            yield (number, name, licence, date, basis)
+        for source, number in self._sources.items():
+            yield (number, *source)
 
     def _renumbered(self, table: Table, row: Row, file: CheckedIndex) -> Row:
-        def number(source: object) -> int:
-            return self._sources.setdefault(file.sources[_whole(source)], len(self._sources) + 1)
-
+        """The row of a table other than models."""
         cells = list(row)
         for i, column in enumerate(table.columns):
             cell = cells[i]
-            if cell is None:
-                continue
-            if column.name == "geometry":
-                content = file.geometries[_whole(cell)]
-                cells[i] = self._geometries.setdefault(content, len(self._geometries) + 1)
-            elif column.name == "source":
-                cells[i] = number(cell)
-            elif column.name == "sources" and table.name == "models":
-                stated = json.loads(str(cell))
-                cells[i] = _json({str(number(int(key))): facts for key, facts in stated.items()})
-            elif column.name == "sources":
-                cells[i] = _json([number(source) for source in json.loads(str(cell))])
+            if cell is not None and column.name == "source":
+                cells[i] = self._source(file.sources[_whole(cell)])
+            elif cell is not None and column.name == "sources":
+                cells[i] = as_json([self._source(file.sources[n]) for n in json.loads(str(cell))])
         return tuple(cells)
 
+    def _geometry(self, content: str) -> int:
+        return self._geometries.setdefault(content, len(self._geometries) + 1)
 
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    def _source(self, source: Row) -> int:
+        return self._sources.setdefault(source, len(self._sources) + 1)
+
+    def _facts_by_source(self, source_of: Mapping[str, Row]) -> str:
+        facts: dict[str, list[str]] = {}
+        for fact, source in sorted(source_of.items()):
+            facts.setdefault(str(self._source(source)), []).append(fact)
+        return as_json(facts)
+
+
+def _merged_model(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One record of a model from those of several files, the newest first: each fact from the first that states it.
+
+    An exact geometry comes before an assumed one, and the facts that are read from a geometry come with it.
+    """
+    newest = range(len(records))
+    best = min(
+        newest,
+        key=lambda i: (records[i]["geometry"] is None, records[i]["basis"] != Basis.EXACT.value),
+    )
+    best_first = (best, *(i for i in newest if i != best))
+    chosen = {"geometry": best, "basis": best, "sizes": best}  # fact -> the record it is taken from
+    # a crawl knows only the downloads from its hub
+    chosen["uses"] = max(newest, key=lambda i: records[i]["uses"] or 0.0)
+    for fact in records[0].keys() - {*chosen, "sources"}:
+        order = best_first if fact in FACTS_OF_GEOMETRY else newest
+        chosen[fact] = next((i for i in order if records[i][fact] not in {None, ""}), order[0])
+    merged = {fact: records[i][fact] for fact, i in chosen.items() if fact in records[i]}
+    merged["sources"] = {
+        fact: source
+        for i in newest
+        for fact, source in records[i]["sources"].items()
+        if chosen.setdefault(fact, i) == i
+    }
+    return merged
 
 
 def _whole(value: object) -> int:
@@ -397,20 +511,25 @@ def _column(table: str, name: str) -> int:
     return [column.name for column in table_named(table).columns].index(name)
 
 
+def check_cells(table: str, cells: Mapping[str, Cell]) -> None:
+    """Raises HeaderError that names the first of these cells of a row that `check_index` would refuse."""
+    for column, cell in cells.items():
+        try:
+            _CHECKS[table][column](cell)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            reason = f": {error}" if str(error) else ""
+            raise HeaderError(f"{column} is {cell!r:.80}{reason}") from error
+
+
 def _rows(path: Path, table: Table) -> Iterator[Row]:
     """The rows of a table, each of them checked. Raises HeaderError."""
-    checks = _CHECKS[table.name]
-    columns = [(i, c.name, checks[c.name]) for i, c in enumerate(table.columns) if c.name in checks]
-    for number, row in enumerate(_read_rows(path, table), 1):
-        for i, column, check in columns:
-            try:
-                check(row[i])
-            except (ValueError, TypeError, AttributeError, RecursionError) as error:
-                reason = f": {error}" if str(error) else ""
-                raise HeaderError(
-                    f"row {number:,} of {table.name}: {column} is {row[i]!r:.80}{reason}",
-                    file=str(path),
-                ) from error
+    columns = [(i, c.name) for i, c in enumerate(table.columns) if c.name in _CHECKS[table.name]]
+    for number, row in enumerate(_untrusted_rows(path, table), 1):
+        try:
+            check_cells(table.name, {column: row[i] for i, column in columns})
+        except HeaderError as error:
+            text = f"row {number:,} of {table.name}: {error.what}"
+            raise HeaderError(text, file=str(path)) from error
         yield row
 
 
@@ -418,22 +537,35 @@ def _geometries(path: Path) -> Iterator[tuple[Row, str]]:
     """The rows of geometries, each with a hash of its content. Raises HeaderError if a header cannot be read."""
     unpacked_bytes = 0
     for row in _rows(path, table_named("geometries")):
-        _, _, packed, sizes, forms = row
+        number, _, packed, sizes, forms = row
         try:
-            unpacker = zlib.decompressobj()
-            text = unpacker.decompress(packed, MAX_HEADER_BYTES)  # type: ignore[arg-type]
-            # cut off, or too long: not JSON
-            header = read_header(json.loads(text if unpacker.eof else b""))
-            _require(forms == ",".join(forms_of(header)))
-        except (ValueError, TypeError, zlib.error, RecursionError) as error:
-            reason = str(error) or "its forms are not those of its header"
-            raise HeaderError(f"header of geometry {row[0]!r}: {reason}", file=str(path)) from error
+            text = check_geometry(packed, forms)
+        except HeaderError as error:
+            raise HeaderError(
+                f"header of geometry {number!r}: {error.what}", file=str(path)
+            ) from error
         unpacked_bytes += len(text)
         check_limit("bytes of all headers", unpacked_bytes, MAX_UNPACKED_BYTES, file=str(path))
         yield row, hashlib.sha256(repr((text, sizes, forms)).encode()).hexdigest()
 
 
-def _read_rows(path: Path, table: Table) -> Iterator[Row]:
+def check_geometry(packed: Any, forms: Cell) -> bytes:
+    """The unpacked header of a row of geometries. HeaderError if it cannot be read, or is larger than readers allow."""
+    try:
+        check_limit("bytes", len(packed), MAX_CELL_BYTES)
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(packed, MAX_HEADER_BYTES)
+        if not unpacker.eof:
+            raise HeaderError(f"cut off, or more than {MAX_HEADER_BYTES:,} bytes unpacked")
+        header = read_header(json.loads(text))
+    except (ValueError, TypeError, zlib.error, RecursionError) as error:
+        raise HeaderError(str(error)) from error
+    if forms != ",".join(forms_of(header)):
+        raise HeaderError("its forms are not those of its header")
+    return text
+
+
+def _untrusted_rows(path: Path, table: Table) -> Iterator[Row]:
     """The rows of a table in the order of the file. Raises HeaderError if the file is not an index, or too large."""
     import sqlite3
 

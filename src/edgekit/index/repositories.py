@@ -38,6 +38,15 @@ FORM_MAKERS = {Form.MLX: "mlx-community", Form.NVFP4: "nvidia"}  # before all ot
 _OTHER_WEIGHTS = re.compile(r"[-:](mtp|qat|cloud)(?=-|$)")
 
 
+MAX_TAGS = 4_096  # of one repository; the most in EdgeKit's own index is 27
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+
+
+def is_tag(text: str) -> bool:
+    """Whether it can be the tag of a quantisation. A command has it as REPOSITORY:TAG, so it needs no quotes."""
+    return _TAG.fullmatch(text) is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repository:
     """A hub repository, or a tag of Ollama's library, with a model of the index."""

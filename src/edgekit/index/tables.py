@@ -293,7 +293,7 @@ def write_checksums(paths: Iterable[Path], folder: Path) -> Path:
     """SHA256SUMS of these files of the folder, as `sha256sum -c` reads it."""
     path = folder / CHECKSUMS_NAME
     with _output_errors(path):
-        text = "".join(f"{_sha256(file)}  {file.name}\n" for file in sorted(paths))
+        text = "".join(f"{sha256_of(file)}  {file.name}\n" for file in sorted(paths))
         partial = path.with_name(f"{path.name}.partial")
         partial.write_text(text, encoding="utf-8")
         _sync(partial)
@@ -301,7 +301,8 @@ def write_checksums(paths: Iterable[Path], folder: Path) -> Path:
     return path
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file as 64 hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -281,9 +281,11 @@ def merged_text(update: IndexUpdate) -> str:
     """What the merge of a published index changed."""
     merged = update.merged
     counts = f"{len(merged.added):,} models added, {len(merged.changed):,} changed"
+    if merged.removed:
+        counts += f", {len(merged.removed):,} removed"
     lines = [f"index of {merged.built}: {counts}, {merged.unchanged:,} unchanged"]
-    for verb, names in (("added", merged.added), ("changed", merged.changed)):
-        if names:
+    for verb in ("added", "changed", "removed"):
+        if names := getattr(merged, verb):
             more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
             lines.append(f"  {verb}: {', '.join(names[:NAMED])}{more}")
     if update.address is not None:
@@ -299,7 +301,10 @@ def merged_json(update: IndexUpdate | None) -> Json | None:
         return None
     return {
         **fields(update, "from=address published=built sha256 signed_by"),
-        **fields(update, "built=merged.built added=merged.added changed=merged.changed"),
+        **fields(
+            update,
+            "built=merged.built added=merged.added changed=merged.changed removed=merged.removed",
+        ),
         "unchanged": update.merged.unchanged,
         "path": str(update.path),
     }

@@ -30,7 +30,7 @@ def build_text(report: BuildReport) -> str:
     ]
     if report.problems:
         counts = ", ".join(f"{count:,} {status}" for status, count in report.problems.items())
-        lines.append(f"without a place or a geometry: {counts} (problems.parquet says why)")
+        lines.append(f"left out, or without a geometry: {counts} (problems.parquet says why)")
     if report.faults:
         counts = ", ".join(f"{count:,} x {kind}" for kind, count in report.faults.items())
         lines.append(f"failed requests that were repeated: {counts}")

@@ -23,6 +23,7 @@ from edgekit.errors import (
     RemoteInspectError,
     UsageError,
 )
+from edgekit.sources.reference import HUB_HOSTS
 
 if TYPE_CHECKING:
     import httpx2
@@ -142,8 +143,36 @@ def is_offline() -> bool:
 
 def hub_endpoint() -> str:
     """HF_ENDPOINT, or the public hub; without a slash at the end."""
-    address = os.environ.get("HF_ENDPOINT") or str(hub_library().constants.ENDPOINT)
-    return _require_web_address("HF_ENDPOINT", address)
+    address = os.environ.get(_ENDPOINT) or str(hub_library().constants.ENDPOINT)
+    return _require_web_address(_ENDPOINT, address)
+
+
+_ENDPOINT, _NO_TOKEN = "HF_ENDPOINT", "HF_HUB_DISABLE_IMPLICIT_TOKEN"
+
+
+@contextlib.contextmanager
+def hub_at(address: str) -> Iterator[None]:
+    """Make this address the hub. It gets the token only if HF_ENDPOINT names it anyway, or it is Hugging Face's own.
+
+    An address that was typed, copied from a page or sent by another program must not be enough to receive a secret.
+    """
+    endpoint = _require_web_address("--from", address)
+    scheme, host, _ = site = site_of(endpoint)
+    is_trusted = scheme == "https" and host in HUB_HOSTS
+    with contextlib.suppress(UsageError):  # HF_ENDPOINT is not an address, and is not used
+        is_trusted = is_trusted or site == site_of(hub_endpoint())
+    before = {name: os.environ.get(name) for name in (_ENDPOINT, _NO_TOKEN)}
+    os.environ[_ENDPOINT] = endpoint
+    if not is_trusted:
+        os.environ[_NO_TOKEN] = "1"
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def ollama_registry() -> str:
@@ -165,7 +194,7 @@ def _require_web_address(variable: str, address: str) -> str:
 
 def hub_token() -> str | None:
     """HF_TOKEN, then the file that `hf auth login` writes; None when implicit tokens are off."""
-    if env_is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+    if env_is_true(_NO_TOKEN):
         return None
     library = hub_library()
     path = Path(library.constants.HF_TOKEN_PATH)

@@ -1,7 +1,7 @@
-"""HTTP for a crawl: many requests at once in one event loop, each bounded in time and size, paced and retried.
+"""HTTP for a crawl: many requests at once in one event loop, each bounded in time and size, rate-limited and retried.
 
 The rules are those of http.py: where redirects may lead, who gets the token, which statuses are worth another try.
-What is different is patience: nobody is waiting, so a server may ask for minutes, and its requests are paced.
+Unlike http.py it may wait minutes for a rate limit.
 """
 
 from __future__ import annotations
@@ -90,16 +90,16 @@ class Tally:
         self.faults.update(other.faults)
 
 
-class Pace:
-    """When the next request may be sent: at most `rate` per second, and not before the server allows it."""
+class RateLimiter:
+    """Delays requests: at most `rate` per second, and not before the server allows it."""
 
     def __init__(self, rate: float | None = None) -> None:
         self._interval_s = 1 / rate if rate else 0.0
         self._next = 0.0
         self._blocked_until = {API: 0.0, FILES: 0.0}
 
-    async def turn(self, bucket: str) -> None:
-        """Returns when it is this request's turn."""
+    async def wait_turn(self, bucket: str) -> None:
+        """Wait until the next request of this bucket may start."""
         while True:
             now = time.monotonic()
             if (blocked_s := self._blocked_until[bucket] - now) > 0:
@@ -113,7 +113,7 @@ class Pace:
                 return
 
     def block(self, bucket: str, seconds: float) -> None:
-        """No request of this bucket starts for so many seconds, at most MAX_RETRY_AFTER_S."""
+        """Block this bucket for `seconds`, at most MAX_RETRY_AFTER_S."""
         until = time.monotonic() + min(seconds, MAX_RETRY_AFTER_S)
         self._blocked_until[bucket] = max(self._blocked_until[bucket], until)
 
@@ -122,10 +122,15 @@ class AsyncTransport:
     """The connections of a crawl to one hub and to where it redirects. Made by `open_transport`."""
 
     def __init__(
-        self, client: httpx2.AsyncClient, *, pace: Pace, request_s: float, is_hub_public: bool
+        self,
+        client: httpx2.AsyncClient,
+        *,
+        limiter: RateLimiter,
+        request_s: float,
+        is_hub_public: bool,
     ) -> None:
         self._client = client
-        self._pace = pace
+        self._limiter = limiter
         self._request_s = request_s
         self._hub_site = site_of(hub_endpoint())
         self._token = token_for(hub_endpoint())
@@ -176,7 +181,7 @@ class AsyncTransport:
         bucket = API if urlsplit(url).path.startswith("/api/") else FILES
         failures = busy = 0
         while True:
-            await self._pace.turn(bucket)
+            await self._limiter.wait_turn(bucket)
             reply = await self._follow(url, headers or {}, name, body_limit, compressed=compressed)
             failure, head = reply.failure, reply.head
             if failure is None:
@@ -190,7 +195,7 @@ class AsyncTransport:
                 )
             wait_s = max(pause_s(failures + busy - 1), failure.retry_after_s or 0.0)
             if is_busy or failure.retry_after_s:
-                self._pace.block(bucket, wait_s)  # for the other requests too
+                self._limiter.block(bucket, wait_s)  # for the other requests too
             else:
                 await asyncio.sleep(wait_s)
 
@@ -262,7 +267,7 @@ class AsyncTransport:
             raise status_error(head, name=name)
         bucket = API if urlsplit(url).path.startswith("/api/") else FILES
         if spent := _SPENT.search(head.headers.get("ratelimit", "")[:1000]):
-            self._pace.block(bucket, float(spent[1]))
+            self._limiter.block(bucket, float(spent[1]))
         return reply
 
     async def _send(
@@ -342,7 +347,9 @@ async def open_transport(
         raise offline_error(name=host_of(endpoint))
     is_public = await asyncio.to_thread(is_public_host, endpoint)
     async with hub_library().get_async_session() as client:
-        yield AsyncTransport(client, pace=Pace(rate), request_s=request_s, is_hub_public=is_public)
+        yield AsyncTransport(
+            client, limiter=RateLimiter(rate), request_s=request_s, is_hub_public=is_public
+        )
 
 
 async def _receive(
@@ -376,8 +383,9 @@ async def _receive(
         else:  # never unpacks more than is wanted
             try:
                 piece = gzip.decompress(chunk, left + 1)
-            except zlib.error as error:
-                raise HeaderError("damaged gzip", file=name) from error
+            except zlib.error:
+                reply.failure = TransientFailure(what=f"{host_of(head.url)} sent damaged gzip")
+                return
             piece, rest = piece[:left], piece[left:]
         reply.body += piece
         if rest:
@@ -425,7 +433,7 @@ def pause_s(failures: int) -> float:
 
 
 def _kind(failure: TransientFailure, head: ResponseHead | None) -> str:
-    """What to count the failure as: a status, "timeout" or "connection"."""
+    """What to count the failure as: a status, "timeout", or "connection" for a body that broke off or is damaged."""
     if head is not None and head.status not in READ_STATUSES:
         return str(head.status)
     return "timeout" if failure.timed_out else "connection"

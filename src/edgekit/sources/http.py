@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from edgekit import __version__
 from edgekit.errors import (
@@ -104,6 +104,7 @@ class Exchange:
     body_limit: BodyLimit
     reach: Reach
     limit_s: float
+    sink: BinaryIO | None = None  # gets the body instead of `reply`
     reply: Reply = field(default_factory=Reply)
     _guard: Guard | None = None
     _abandoned: bool = False
@@ -225,8 +226,12 @@ class Exchange:
             )
         limit_bytes = self.body_limit(head)
         for chunk in response.iter_raw():
+            wanted = chunk[: limit_bytes - reply.received_bytes]
             reply.received_bytes += len(chunk)
-            reply.body += chunk[: limit_bytes - len(reply.body)]
+            if self.sink is None:
+                reply.body += wanted
+            else:
+                self.sink.write(wanted)
             reply.overrun = reply.received_bytes > limit_bytes
             if reply.overrun or self._abandoned:
                 break
@@ -297,6 +302,7 @@ class Transport:
         name: str,
         body_limit: BodyLimit,
         is_final_redirect: Callable[[ResponseHead], bool] | None = None,
+        sink: BinaryIO | None = None,
     ) -> Reply:
         """One GET with its redirects. Redirects are followed up to one for which `is_final_redirect` is true.
 
@@ -311,7 +317,7 @@ class Transport:
         linked_etag = None
         visited = {url}
         for _ in range(MAX_REDIRECTS + 1):
-            reply = self._exchange(url, headers, name=name, body_limit=body_limit)
+            reply = self._exchange(url, headers, name=name, body_limit=body_limit, sink=sink)
             head = reply.head
             reply.linked_etag = linked_etag
             if head is None or head.status not in REDIRECTS:
@@ -330,12 +336,23 @@ class Transport:
             "check the address"
         )
 
-    def get(self, url: str, *, name: str, limit_bytes: int, accept: str = "*/*") -> Reply:
-        """A whole small document, with retries; one that is too large is an error."""
+    def get(
+        self,
+        url: str,
+        *,
+        name: str,
+        limit_bytes: int,
+        accept: str = "*/*",
+        sink: BinaryIO | None = None,
+    ) -> Reply:
+        """A whole document, with retries; one that is too large is an error. A large one is written to `sink`."""
         retries = RetrySchedule(self, name=name)
         while True:
+            if sink is not None:  # without the part that a failed attempt wrote
+                sink.seek(0)
+                sink.truncate()
             reply = self.request(
-                url, {"accept": accept}, name=name, body_limit=lambda _: limit_bytes
+                url, {"accept": accept}, name=name, body_limit=lambda _: limit_bytes, sink=sink
             )
             if reply.failure is not None:
                 retries.wait(reply.failure)
@@ -368,7 +385,13 @@ class Transport:
             traffic.cached_bytes += cached_bytes
 
     def _exchange(
-        self, url: str, headers: Mapping[str, str], *, name: str, body_limit: BodyLimit
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        name: str,
+        body_limit: BodyLimit,
+        sink: BinaryIO | None,
     ) -> Reply:
         """One GET without its redirects. Raises for a permanent error status and when the time is used up."""
         left_s = self.left_s
@@ -381,6 +404,7 @@ class Transport:
             body_limit=body_limit,
             reach=self.reach,
             limit_s=left_s,
+            sink=sink,
         )
         reply = exchange.reply
         try:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import date, timedelta
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -18,12 +19,14 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.index.test_merge import rows_of
 
+from edgekit.app import index_update
 from edgekit.cli import main
 from edgekit.index import read_index
-from edgekit.index.database import index_problem
+from edgekit.index.database import index_file, index_problem, packaged_file
 from edgekit.index.tables import write_checksums, write_sqlite
 
-DAY = "2099-01-01"  # newer than any index of EdgeKit's own
+# Newer than EdgeKit's own index, and not in the future whatever the clock says.
+DAY = (date.fromisoformat(packaged_file().facts["built"]) + timedelta(days=1)).isoformat()
 MODEL = "merged-test-model"
 
 
@@ -171,6 +174,53 @@ def test_damaged_file_with_a_right_checksum_is_refused(
     assert not has_model()
 
 
+def test_file_that_is_too_large_is_refused(
+    published: Path, site: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_update, "MAX_FILE_BYTES", published.stat().st_size - 1)
+    for address in (str(published), f"{site}/index.sqlite"):
+        code, _, err = update(capsys, address)
+        assert code in {4, 5}
+        assert f"{published.stat().st_size - 1:,}" in err
+    assert not has_model()
+
+
+def test_index_of_the_future_is_refused(
+    published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would stay newer than every index that EdgeKit will ever have."""
+    write_sqlite(published, rows_of(MODEL, built="9999-12-31"))
+    write_checksums([published], published.parent)
+    code, _, err = update(capsys, str(published))
+    assert code == 5
+    assert "check this machine's clock" in " ".join(err.split())
+    assert not has_model()
+
+
+def test_index_cannot_take_a_known_model_away(
+    published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def scores() -> list[tuple[object, ...]]:
+        query = "SELECT benchmark, score FROM evidence WHERE model = ? ORDER BY 1, 2"
+        return index_file().rows(query, ("qwen3-32b",))
+
+    before = scores()
+    rows = rows_of("foo-32b", built=DAY)
+    rows["models"] = [(row[0], "Qwen/Qwen3-32B", *row[2:]) for row in rows["models"]]
+    rows["evidence"] = []
+    write_sqlite(published, rows)
+    write_checksums([published], published.parent)
+    code, out, _ = update(capsys, str(published), "--json")
+    merged = json.loads(out)["index"]
+    assert code == 0
+    assert (merged["added"], merged["changed"], merged["removed"]) == ([], ["qwen3-32b"], [])
+    assert scores() == before != []
+    assert main(["index", "show", "qwen3-32b", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["licence"] == "mit"  # what the newer index states
+    assert len(shown["repositories"]) > 5  # what it does not state
+
+
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs OpenSSH")
 def test_signature_is_checked(
     published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -191,7 +241,7 @@ def test_signature_is_checked(
         result, out, err = update(capsys, str(published), "--signers", str(signers))
         assert result == code, err
         assert ("signed by us@example.org" in " ".join(out.split())) is (code == 0)
-        assert ("its signature is not of anybody" in err) is (code == 5)
+        assert ("its signature matches no key" in err) is (code == 5)
 
 
 UPDATE = [sys.executable, "-m", "edgekit", "index", "update"]
@@ -210,7 +260,7 @@ def test_killed_update_leaves_the_old_index(
     """Killed once it has begun to write: the temporary folder is there."""
     update(capsys, str(published))
     before = (data_folder / "index.sqlite").read_bytes()
-    write_sqlite(published, rows_of(MODEL, "second-test-model", built="2099-02-02"))
+    write_sqlite(published, rows_of(MODEL, "second-test-model", built=DAY))
     write_checksums([published], published.parent)
     with subprocess.Popen([*UPDATE, str(published)]) as process:
         while not list(data_folder.glob("*.part")) and process.poll() is None:

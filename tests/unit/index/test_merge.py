@@ -86,13 +86,95 @@ def test_older_file_only_adds_models(tmp_path: Path) -> None:
     assert merged.built == "2026-01-10"
 
 
-def test_model_with_another_id_but_the_same_repository_is_the_same(tmp_path: Path) -> None:
+def with_facts(rows: dict[str, list[Row]], **facts: object) -> dict[str, list[Row]]:
+    """The rows with these facts in each model."""
+    names = [column.name for column in table_named("models").columns]
+    rows["models"] = [
+        tuple((dict(zip(names, row, strict=True)) | facts)[name] for name in names)  # type: ignore[misc]
+        for row in rows["models"]
+    ]
+    return rows
+
+
+def test_model_with_another_id_but_the_same_repository_keeps_the_known_id(tmp_path: Path) -> None:
     ours = index_of(tmp_path / "ours", rows_of("a", built="2026-01-10"))
-    theirs = rows_of("a-instruct", built="2026-02-10")
-    theirs["models"] = [(row[0], "org/A", *row[2:]) for row in theirs["models"]]
+    theirs = with_facts(rows_of("a-instruct", built="2026-02-10"), repository="org/A")
+    published = index_of(tmp_path / "theirs", theirs)
+    merged = merge([ours, published], ours, tmp_path / "new")
+    assert (merged.added, merged.changed, merged.removed) == ((), ("a",), ())
+    assert cells(tmp_path / "new", "models", "id") == [("a",)]
+    assert {row[0] for row in cells(tmp_path / "new", "repositories", "model")} == {"a"}
+    assert set(cells(tmp_path / "new", "names", "spelling", "model")) == {
+        ("a it", "a"), ("a-instruct it", "a"),
+    }  # fmt: skip
+
+
+def test_known_id_of_another_repository_gets_the_owner_in_its_id(tmp_path: Path) -> None:
+    ours = index_of(tmp_path / "ours", rows_of("a", built="2026-01-10"))
+    theirs = with_facts(rows_of("a", built="2026-02-10"), repository="Other/A", licence="none")
+    published = index_of(tmp_path / "theirs", theirs)
+    merged = merge([ours, published], ours, tmp_path / "new")
+    assert (merged.added, merged.changed, merged.removed) == (("a@other",), (), ())
+    licences = dict(cells(tmp_path / "new", "models", "id", "licence"))
+    assert licences == {"a": "mit", "a@other": "none"}
+
+
+def test_fact_that_the_newer_index_lacks_stays_with_its_source(tmp_path: Path) -> None:
+    sources = json.dumps({"7": ["licence", "released", "repository"]})
+    ours = with_facts(rows_of("a", built="2026-01-10"), sources=sources, kinds="chat,code")
+    theirs = rows_of("a", built="2026-02-10", source=9)
+    theirs = with_facts(
+        theirs, licence=None, released=None, kinds="", family="new", uses=7.5, sources='{"9":["family"]}'
+    )  # fmt: skip
+    theirs["sources"] = [(9, "another source", None, "2026-02-09", "exact")]
+    theirs["evidence"] = []
+    theirs["names"] = []
+    theirs["repositories"] = [("a", "gguf", "MAKER/a-gguf", '{"Q8_0":5}', 1, 3, "[9]")]
+    files = [index_of(tmp_path / "ours", ours), index_of(tmp_path / "theirs", theirs)]
+    merged = merge(files, files[0], tmp_path / "new")
+    assert (merged.changed, merged.removed) == (("a",), ())
+    columns = ("licence", "released", "kinds", "family", "uses")
+    assert cells(tmp_path / "new", "models", *columns) == [
+        ("mit", "2026-01-02", "chat,code", "new", 7.5)
+    ]
+    texts = dict(cells(tmp_path / "new", "sources", "id", "name"))
+    ((stated,),) = cells(tmp_path / "new", "models", "sources")
+    assert {texts[int(n)]: facts for n, facts in json.loads(stated).items()} == {
+        "org/repo@abc:README.md": [
+            "licence",
+            "released",
+        ],  # of the repository none: the newer row has it
+        "another source": ["family"],
+    }
+    assert cells(tmp_path / "new", "names", "spelling") == [("a it",)]
+    assert cells(tmp_path / "new", "evidence", "benchmark", "score") == [("MMLU", 61.5)]
+    assert cells(tmp_path / "new", "repositories", "name", "quants") == [
+        ("MAKER/a-gguf", '{"Q8_0":5}')  # the same repository, so only the newer row
+    ]
+
+
+@pytest.mark.parametrize(("basis", "layers", "parameters"), [("assumed", 2, 10), ("exact", 5, 99)])
+def test_exact_geometry_is_only_replaced_by_an_exact_one(
+    tmp_path: Path, basis: str, layers: int, parameters: int
+) -> None:
+    ours = index_of(tmp_path / "ours", rows_of("a", built="2026-01-10"))
+    theirs = with_facts(rows_of("a", built="2026-02-10", layers=5), basis=basis, parameters=99)
     published = index_of(tmp_path / "theirs", theirs)
     merge([ours, published], ours, tmp_path / "new")
-    assert cells(tmp_path / "new", "models", "id") == [("a-instruct",)]
+    assert cells(tmp_path / "new", "models", "basis", "parameters") == [("exact", parameters)]
+    ((header,),) = cells(tmp_path / "new", "geometries", "header")  # the other one has no model
+    assert json.loads(zlib.decompress(header))["config"] == {"layers": layers}
+
+
+def test_newer_score_replaces_that_of_the_same_measurement(tmp_path: Path) -> None:
+    ours = index_of(tmp_path / "ours", rows_of("a", built="2026-01-10"))
+    theirs = rows_of("a", built="2026-02-10")
+    theirs["evidence"] = [("a", "MMLU", 70.0, "2026-01", "", "Org", 7), ("a", "IFEval", 50.0, None, None, None, 7)]  # fmt: skip
+    published = index_of(tmp_path / "theirs", theirs)
+    merge([ours, published], ours, tmp_path / "new")
+    assert cells(tmp_path / "new", "evidence", "benchmark", "score") == [
+        ("IFEval", 50.0), ("MMLU", 70.0),
+    ]  # fmt: skip
 
 
 def test_merging_the_same_file_again_changes_nothing(tmp_path: Path) -> None:
@@ -158,6 +240,8 @@ HOSTILE: list[tuple[Callable[[Path], object], str]] = [
     (changed("models", "parameters", -1), "row 1 of models: parameters"),
     (changed("models", "parameters", "many"), "models.parameters of a row is a str"),
     (changed("models", "uses", float("inf")), "row 1 of models: uses"),
+    (changed("models", "uses", 21.0), "row 1 of models: uses"),
+    (changed("models", "uses", -0.1), "row 1 of models: uses"),
     (changed("models", "released", "soon"), "row 1 of models: released"),
     (changed("models", "geometry", 4), "unknown source or geometry 4"),
     (changed("models", "sources", '{"8":["licence"]}'), "unknown source or geometry 8"),
@@ -180,6 +264,8 @@ HOSTILE: list[tuple[Callable[[Path], object], str]] = [
     (changed("geometries", "sizes", '{"Q4_K_M":[-5,"exact"]}'), "row 1 of geometries: sizes"),
     (script("UPDATE meta SET value = '2' WHERE key = 'schema'"), "schema 2"),
     (script("UPDATE meta SET value = 'today' WHERE key = 'built'"), "meta.built is not a date"),
+    (script("UPDATE meta SET value = '2026-13-01' WHERE key = 'built'"), "meta.built is not a date"),
+    (script("UPDATE meta SET value = '9999-12-31' WHERE key = 'built'"), "check this machine's clock"),
     (cut, "not a readable index"),
     (lambda path: path.write_bytes(b"SQLite format 3\0" + b"\xff" * 9000), "not a readable index"),
     (lambda path: path.write_bytes(b""), "its tables are not those"),

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 
 import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.sources.address import connection_target, is_elsewhere, is_local_name, is_public
+from edgekit.sources.address import (
+    connection_target,
+    hub_at,
+    hub_endpoint,
+    is_elsewhere,
+    is_local_name,
+    is_public,
+    token_for,
+)
 
 NOT_PUBLIC = [
     "0.0.0.0",
@@ -151,3 +160,31 @@ def test_connection_target_is_where_the_client_connects(url: str) -> None:
     with httpx2.Client(trust_env=False) as client, pytest.raises(httpx2.ConnectError):
         client.get(url, extensions={"trace": trace})
     assert targets == [connection_target(httpx2.URL(url))]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "address", "token"),
+    [
+        (None, "https://mirror.example", None),
+        (None, "https://huggingface.co.example", None),
+        (None, "http://huggingface.co", None),  # anybody on the way could read it
+        (None, "https://huggingface.co/", "hf_secret"),
+        ("https://mirror.example", "https://mirror.example/", "hf_secret"),
+        ("https://mirror.example", "https://huggingface.co", "hf_secret"),
+        ("https://mirror.example", "https://mirror.example:8443", None),
+        ("no address", "https://mirror.example", None),
+    ],
+)
+def test_hub_at_gives_the_token_only_to_hubs_of_the_environment_or_hugging_face(
+    endpoint: str | None, address: str, token: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", raising=False)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    if endpoint is not None:
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    with hub_at(address):
+        assert hub_endpoint() == address.rstrip("/")
+        assert token_for(f"{address.rstrip('/')}/api/models") == token
+    assert os.environ.get("HF_ENDPOINT") == endpoint
+    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN" not in os.environ

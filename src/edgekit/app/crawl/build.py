@@ -24,9 +24,9 @@ from edgekit.app.crawl.rows import PROBLEMS, Rows
 from edgekit.app.crawl.types import (
     BuildOptions,
     BuildReport,
+    FetchTask,
     Listed,
     Outcome,
-    Task,
     TaskKind,
 )
 from edgekit.errors import OutputError, RemoteInspectError
@@ -75,7 +75,7 @@ def build(options: BuildOptions) -> BuildReport:
             needed = filter(
                 lambda item: needs_files(item, sizes=options.sizes), journal.repositories()
             )
-            tasks = (Task(kind=TaskKind.FILES, name=item.name) for item in needed)
+            tasks = (FetchTask(kind=TaskKind.FILES, name=item.name) for item in needed)
             journal.add_tasks(tasks, state=("step", _PLANNED))
         _fetch(journal, TaskKind.FILES, options, tally)
         _plan(journal)
@@ -141,7 +141,7 @@ def _plan(journal: Journal) -> None:
 
     journal.set_models(models())
 
-    def tasks() -> Iterator[Task]:
+    def tasks() -> Iterator[FetchTask]:
         for model, group in journal.repositories_of_models():
             usable = [item for item in group if left_out(item, is_own=item.name == model) is None]
             if usable:
@@ -165,7 +165,7 @@ def _fetch(journal: Journal, kind: TaskKind, options: BuildOptions, tally: Tally
 
 
 async def _fetch_here(
-    tasks: Iterator[Task],
+    tasks: Iterator[FetchTask],
     options: BuildOptions,
     tally: Tally,
     store: Callable[[list[Outcome]], None],

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from edgekit.app.crawl import files, geometry
-from edgekit.app.crawl.types import BuildOptions, Outcome, Status, Task, TaskKind
+from edgekit.app.crawl.types import BuildOptions, FetchTask, Outcome, Status, TaskKind
 from edgekit.errors import CancelledError, OutputError, RemoteBusyError, RemoteInspectError
 from edgekit.sources.async_http import AsyncTransport
 
@@ -19,7 +19,7 @@ _READERS = {TaskKind.FILES: files.read_task, TaskKind.GEOMETRY: geometry.read_ta
 
 
 async def fetch_tasks(
-    tasks: Iterator[Task],
+    tasks: Iterator[FetchTask],
     transport: AsyncTransport,
     options: BuildOptions,
     store: Callable[[list[Outcome]], None],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from edgekit.app.crawl.listing import read_files
-from edgekit.app.crawl.types import Outcome, Status, Task
+from edgekit.app.crawl.types import FetchTask, Outcome, Status
 from edgekit.errors import (
     HeaderError,
     RemoteAccessError,
@@ -22,7 +22,7 @@ MAX_BYTES = 16 * MIB  # 20,000 files with hashes are 6 MB
 MAX_VALUES = 400_000
 
 
-async def read_task(task: Task, transport: AsyncTransport) -> Outcome:
+async def read_task(task: FetchTask, transport: AsyncTransport) -> Outcome:
     """The files, or why the hub does not list them."""
     url = f"{hub_endpoint()}/api/models/{quote(task.name)}?blobs=true"
     try:

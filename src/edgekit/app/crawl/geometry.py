@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edgekit.app.crawl.types import Candidate, Geometry, Outcome, Status, Task
+from edgekit.app.crawl.types import CrawledGeometry, FetchTask, GeometrySource, Outcome, Status
 from edgekit.app.index import facts_of
 from edgekit.errors import (
     EdgekitError,
@@ -27,6 +27,7 @@ from edgekit.errors import (
 from edgekit.formats import limits
 from edgekit.formats.gguf import read_gguf, read_gguf_model
 from edgekit.formats.types import Depth, ModelHeader
+from edgekit.index.merge import FACTS_OF_GEOMETRY, check_cells, check_geometry
 from edgekit.index.tables import as_json
 from edgekit.index.tensor_runs import runs_of
 from edgekit.model import not_a_language_model, open_config, read_geometry
@@ -46,19 +47,23 @@ MAX_RANGE_BYTES = 8 * MIB
 MAX_SHARDS_READ = 16  # of one GGUF: every shard has a part of the tensors
 # Parts of a config.json that nothing reads, and that differ between copies of one model.
 _NOT_READ = ("_name_or_path", "transformers_version")
-_CACHED = 4096
+# A geometry takes 1 to 10 KB, the largest that an index may have 1 MB: these are at least 6,000 of the usual ones,
+# and a small part of a crawl's memory, of which every worker on Ray has its own.
+MAX_CACHED_BYTES = 64 * MIB
 _TEXTS = ("general.", "tokenizer.chat_template")
 _TEXTS_READ = frozenset({"general.architecture", "general.type"})
+_CACHE_ROW_BYTES = 1_024  # of its key, its fingerprint and the Python objects
 _NAME = "model"  # the facts of a geometry do not depend on what a model is called
 
 
-async def read_task(task: Task, transport: AsyncTransport) -> Outcome:
+async def read_task(task: FetchTask, transport: AsyncTransport) -> Outcome:
     """The geometry of the first candidate that can be read, or why the last one could not be."""
     status, detail = Status.UNREADABLE, "no file to read"
     for candidate in task.candidates:
         try:
             geometry = await read_candidate(candidate, transport)
-        except RemoteBusyError as error:  # not the next one: the answer would depend on the weather
+        except RemoteBusyError as error:
+            # Do not try the next candidate: the result would depend on outages.
             return Outcome(
                 kind=task.kind, name=task.name, status=Status.UNREACHABLE, detail=str(error)
             )
@@ -89,7 +94,7 @@ def _status_of(error: BaseException) -> Status:
     return Status.NOT_A_MODEL if isinstance(error, UsageError) else Status.UNREADABLE
 
 
-async def read_candidate(candidate: Candidate, transport: AsyncTransport) -> Geometry:
+async def read_candidate(candidate: GeometrySource, transport: AsyncTransport) -> CrawledGeometry:
     """Raises EdgekitError if the file cannot be fetched or is not a model."""
     if candidate.paths[0] == CONFIG_NAME:
         config = await _read_config(candidate.repository, transport)
@@ -111,26 +116,47 @@ async def _read_config(repository: str, transport: AsyncTransport) -> Mapping[st
     return {key: value for key, value in answer.value.items() if key not in _NOT_READ}
 
 
-_described: OrderedDict[bytes, Geometry] = OrderedDict()  # by the hash of what it is made of
+class _Described:
+    """The geometries described last, by the hash of what each is made of."""
+
+    def __init__(self) -> None:
+        self._geometries: OrderedDict[bytes, CrawledGeometry] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: bytes) -> CrawledGeometry | None:
+        return self._geometries.get(key)
+
+    def add(self, key: bytes, geometry: CrawledGeometry) -> None:
+        self._geometries[key] = geometry
+        self._bytes += _cached_bytes(geometry)
+        while self._bytes > MAX_CACHED_BYTES:
+            _, oldest = self._geometries.popitem(last=False)
+            self._bytes -= _cached_bytes(oldest)
 
 
-def _described_once(content: object, build: Callable[[], Model]) -> Geometry:
+def _cached_bytes(geometry: CrawledGeometry) -> int:
+    return _CACHE_ROW_BYTES + len(geometry.header) + len(geometry.facts)
+
+
+_described = _Described()
+
+
+def _described_once(content: object, build: Callable[[], Model]) -> CrawledGeometry:
     """The geometry of this content. Describing takes a tenth of a second, and many repositories are alike."""
     key = hashlib.sha256(as_json(content).encode("utf-8", "surrogatepass")).digest()
     geometry = _described.get(key)
     if geometry is None:
-        geometry = _described[key] = describe(build())
-        if len(_described) > _CACHED:
-            _described.popitem(last=False)
+        geometry = describe(build())
+        _described.add(key, geometry)
     return geometry
 
 
-def _of_config(config: Mapping[str, Any], repository: str) -> Geometry:
+def _of_config(config: Mapping[str, Any], repository: str) -> CrawledGeometry:
     label = f"{repository}/{CONFIG_NAME}"
     return _described_once(config, lambda: open_config(config, label=label).model)
 
 
-def _of_header(header: ModelHeader) -> Geometry:
+def _of_header(header: ModelHeader) -> CrawledGeometry:
     other = not_a_language_model(header)
     if other is not None:
         raise UsageError(f"{header.name} is {other}")
@@ -151,8 +177,11 @@ def _of_header(header: ModelHeader) -> Geometry:
     return _described_once(content, lambda: Model(header=header, geometry=read_geometry(header)))
 
 
-def describe(model: Model) -> Geometry:
-    """The row of a geometry and the facts that every model with it shares. Raises EdgekitError."""
+def describe(model: Model) -> CrawledGeometry:
+    """The row of a geometry and the facts that every model with it shares.
+
+    Raises EdgekitError, also for a geometry that the readers of an index would refuse.
+    """
     geometry = model.geometry
     facts = facts_of(model, _NAME, found=_NAME)
     content = {
@@ -181,10 +210,15 @@ def describe(model: Model) -> Geometry:
         raise HeaderError(
             f"a value that cannot be stored: {error}", file=model.header.name
         ) from error
-    return Geometry(
-        fingerprint=hashlib.sha256(text.encode()).hexdigest(),
-        header=zlib.compress(packed.encode(), 9),
-        facts=as_json(shared),
+    header = zlib.compress(packed.encode(), 9)
+    try:  # readers refuse a whole index for one row beyond their limits
+        check_geometry(header, ",".join(shared["forms"]))
+        check_cells("geometries", {"sizes": json.dumps(sizes)})
+        check_cells("models", {fact: shared[fact] for fact in FACTS_OF_GEOMETRY})
+    except HeaderError as error:
+        raise HeaderError(f"cannot be in an index: {error.what}", file=model.header.name) from error
+    return CrawledGeometry(
+        fingerprint=hashlib.sha256(text.encode()).hexdigest(), header=header, facts=as_json(shared)
     )
 
 
@@ -252,7 +286,7 @@ class _Prefix:
             self.data += reply.body
 
 
-async def _read_gguf(candidate: Candidate, transport: AsyncTransport) -> ModelHeader:
+async def _read_gguf(candidate: GeometrySource, transport: AsyncTransport) -> ModelHeader:
     """The whole header. HeaderError if it is damaged, or in too many shards.
 
     A header that cannot be read is fetched again: the answer may have been damaged, not the file.
@@ -272,7 +306,7 @@ async def _read_gguf(candidate: Candidate, transport: AsyncTransport) -> ModelHe
             await asyncio.sleep(pause_s(attempts - 1))
 
 
-async def _read_shards(candidate: Candidate, transport: AsyncTransport) -> ModelHeader:
+async def _read_shards(candidate: GeometrySource, transport: AsyncTransport) -> ModelHeader:
     shards = [_Prefix(candidate.repository, path) for path in candidate.paths]
     headers = [await _read_shard(shard, transport) for shard in shards]
     if len(shards) == 1:

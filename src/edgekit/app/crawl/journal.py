@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgekit.app.crawl.types import Candidate, Listed, Outcome, Status, Task, TaskKind
+from edgekit.app.crawl.types import FetchTask, GeometrySource, Listed, Outcome, Status, TaskKind
 from edgekit.errors import HeaderError, OutputError, UsageError
 from edgekit.index.tables import as_json
 
@@ -38,7 +38,7 @@ class Journal:
     """The open journal of one folder. Only one process may use it."""
 
     def __init__(self, path: Path, job: str) -> None:
-        """Raises UsageError if the journal is of another crawl, or in use."""
+        """Raises UsageError if the journal is of another crawl or version, or in use."""
         self.path = path
         try:
             self._database = sqlite3.connect(
@@ -49,7 +49,8 @@ class Journal:
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = NORMAL")
             with self._transaction():
-                if not self._database.execute("PRAGMA user_version").fetchone()[0]:
+                (version,) = self._database.execute("PRAGMA user_version").fetchone()
+                if not version:
                     for statement in filter(str.strip, _TABLES.split(";")):
                         self._database.execute(statement)
                     self._database.execute(f"PRAGMA user_version = {SCHEMA}")
@@ -62,6 +63,9 @@ class Journal:
             raise HeaderError(
                 f"not a journal of a crawl ({error}): give --restart", file=str(path)
             ) from error
+        if version not in {0, SCHEMA}:
+            self.close()
+            raise UsageError(f"{path.parent} has a crawl written by another version: --restart")
         if self.state("job") != job:
             self.close()
             raise UsageError(
@@ -136,7 +140,7 @@ class Journal:
         row = self._database.execute("SELECT record FROM listed WHERE name = ?", (name,)).fetchone()
         return None if row is None else _read_listed(row[0], None)
 
-    def add_tasks(self, tasks: Iterable[Task], *, state: tuple[str, str]) -> None:
+    def add_tasks(self, tasks: Iterable[FetchTask], *, state: tuple[str, str]) -> None:
         """Store tasks together with the state after it."""
         with self._transaction():  # a task whose candidates have changed is open again
             for task in tasks:
@@ -156,15 +160,15 @@ class Journal:
                 ((model, name) for name, model in models),
             )
 
-    def open_tasks(self, kind: TaskKind) -> Iterator[Task]:
+    def open_tasks(self, kind: TaskKind) -> Iterator[FetchTask]:
         """The tasks without an outcome, by name. More may be stored while this is read."""
         query = "SELECT t.name, t.candidates FROM tasks t WHERE t.kind = ? AND t.status IS NULL"
         for name, text in self._by_name(query, "t.name", kind.value):
             candidates = tuple(
-                Candidate(repository=repository, paths=tuple(paths))
+                GeometrySource(repository=repository, paths=tuple(paths))
                 for repository, paths in json.loads(text)
             )
-            yield Task(kind=kind, name=name, candidates=candidates)
+            yield FetchTask(kind=kind, name=name, candidates=candidates)
 
     def add_outcomes(self, outcomes: Iterable[Outcome]) -> None:
         """Store a batch. A task whose server could not be reached stays open."""

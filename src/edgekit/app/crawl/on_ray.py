@@ -1,6 +1,7 @@
 """The tasks of a crawl on Ray: shards of them, each fetched by one worker over its own connections.
 
-A worker finds a token as everywhere, in its own environment: it is not sent through Ray. Which worker fetched what
+A worker finds a token in its own environment, where HF_ENDPOINT must name a hub other than Hugging Face that is to get
+it: the token is not sent through Ray. Which worker fetched what
 does not matter: outcomes are stored by name.
 """
 
@@ -14,10 +15,10 @@ from itertools import islice
 from typing import Any
 
 from edgekit.app.crawl.fetch import fetch_tasks
-from edgekit.app.crawl.types import BuildOptions, Outcome, Status, Task
+from edgekit.app.crawl.types import BuildOptions, FetchTask, Outcome, Status
 from edgekit.embed.bulk.ray_stage import LOCAL, WorkerFailure, connected_ray, get_answer
 from edgekit.errors import EdgekitError, RemoteBusyError
-from edgekit.sources.address import hub_endpoint
+from edgekit.sources.address import hub_at, hub_endpoint
 from edgekit.sources.async_http import Tally, open_transport
 
 SHARD = 128  # tasks: seconds of work, so that little is lost with a worker
@@ -28,7 +29,7 @@ Answer = tuple[list[Outcome], Tally]
 
 
 def fetch_on_ray(
-    tasks: Iterator[Task],
+    tasks: Iterator[FetchTask],
     options: BuildOptions,
     tally: Tally,
     store: Callable[[list[Outcome]], None],
@@ -65,9 +66,8 @@ def fetch_on_ray(
             )
 
 
-def fetch_shard(shard: list[Task], options: BuildOptions, hub: str) -> Answer | WorkerFailure:
+def fetch_shard(shard: list[FetchTask], options: BuildOptions, hub: str) -> Answer | WorkerFailure:
     """Runs in a worker. An error is an answer too, because some exceptions cannot be pickled."""
-    os.environ["HF_ENDPOINT"] = hub
     outcomes: list[Outcome] = []
     tally = Tally()
 
@@ -79,7 +79,8 @@ def fetch_shard(shard: list[Task], options: BuildOptions, hub: str) -> Answer | 
                 tally.add(transport.tally)
 
     try:
-        asyncio.run(fetch())
+        with hub_at(hub):
+            asyncio.run(fetch())
     except RemoteBusyError:
         pass  # the outcomes say so; the tasks that are left stay open
     except EdgekitError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
-from edgekit.app.crawl.types import Candidate, Listed, Status, Task, TaskKind
+from edgekit.app.crawl.types import FetchTask, GeometrySource, Listed, Status, TaskKind
 from edgekit.app.index import AS_STORED
 from edgekit.errors import NotFoundError
 from edgekit.model.architectures import section_by_name
@@ -47,7 +47,7 @@ _MODE = re.compile(r"(?:^|[-_.])(mxfp4|mxfp8|nvfp4|bf16|fp16)(?=$|[-_.])", re.IG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class FormRule:
     """A row of forms.tsv."""
 
     name: str
@@ -58,11 +58,11 @@ class Form:
 
 
 @cache
-def _forms() -> tuple[Form, ...]:
+def _forms() -> tuple[FormRule, ...]:
     lines = Path(__file__).with_name("forms.tsv").read_text(encoding="utf-8").splitlines()
     rows = (line.split("\t") for line in lines if not line.startswith("#"))
     return tuple(
-        Form(
+        FormRule(
             name=name,
             tag=tag,
             methods=frozenset(filter(None, methods.split("|"))),
@@ -167,12 +167,12 @@ def plain_bytes(item: Listed) -> int | None:
     return sum(_PLAIN[dtype] * count for dtype, count in item.dtypes)
 
 
-def form_of(item: Listed, *, is_own: bool) -> Form | None:
+def form_of(item: Listed, *, is_own: bool) -> FormRule | None:
     """The form of quantised safetensors; None for an original, or if nothing tells the form."""
     marks = {*item.tags, (item.library or "").lower()}
     method = (item.quantisation or "").lower()
     name = base_of(item.name)
-    tests: tuple[Callable[[Form], bool], ...] = (
+    tests: tuple[Callable[[FormRule], bool], ...] = (
         lambda form: form.is_own and form.tag in marks and not form.methods,
         lambda form: method in form.methods,
         lambda form: form.word.search(name) is not None,
@@ -222,34 +222,34 @@ def model_of(item: Listed, find: Callable[[str], Listed | None]) -> str:
     return chain[-1]
 
 
-def geometry_task(model: str, group: Iterable[Listed]) -> Task:
+def geometry_task(model: str, group: Iterable[Listed]) -> FetchTask:
     """Where the geometry of a model may be read: its own config.json, its own GGUF, then a quantisation's.
 
     The config.json of a quantisation without GGUFs is small and whole; next to GGUFs it is often a stub.
     """
     ranked = sorted(group, key=lambda item: (item.name != model, -item.downloads, item.name))
-    candidates: list[Candidate] = []
+    candidates: list[GeometrySource] = []
     for is_gguf in (False, True):
         for item in ranked:
             candidates += _candidates(item, model, is_gguf=is_gguf)
     own = [candidate for candidate in candidates if candidate.repository == model]
     others = [candidate for candidate in candidates if candidate.repository != model]
-    return Task(
+    return FetchTask(
         kind=TaskKind.GEOMETRY, name=model, candidates=tuple((own + others)[:MAX_CANDIDATES])
     )
 
 
-def _candidates(item: Listed, model: str, *, is_gguf: bool) -> Iterator[Candidate]:
+def _candidates(item: Listed, model: str, *, is_gguf: bool) -> Iterator[GeometrySource]:
     sets = gguf_sets(item)
     if not is_gguf and has_config(item) and (item.name == model or not sets):
-        yield Candidate(repository=item.name, paths=(CONFIG_NAME,))
+        yield GeometrySource(repository=item.name, paths=(CONFIG_NAME,))
     if is_gguf and sets:
         # Few shards, because each has a part of the tensors; then a usual quantisation.
         best = min(
             sets,
             key=lambda group: (len(group.files), _rank(group.tag), group.files[0].name),
         )
-        yield Candidate(repository=item.name, paths=tuple(file.name for file in best.files))
+        yield GeometrySource(repository=item.name, paths=tuple(file.name for file in best.files))
 
 
 def _rank(tag: str | None) -> int:

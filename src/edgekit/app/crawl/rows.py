@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from edgekit.app.crawl.journal import Journal
 from edgekit.app.crawl.plan import OWN, bytes_of, form_of, gguf_sets, left_out, quants_of
 from edgekit.app.crawl.types import Listed, Outcome, Status, TaskKind
 from edgekit.index.names import family_of, id_of, kinds_of, spellings
+from edgekit.index.repositories import MAX_TAGS, is_tag
 from edgekit.index.tables import SCHEMA, Column, Kind, Row, Table, as_json
+from edgekit.index.types import uses_of_downloads
 from edgekit.units import Basis
 
 # Repositories of the listing that have no row, and models without a geometry. Not a table of an index: only a crawl
@@ -51,7 +54,7 @@ class _Model:
         return next((item for item in self.group if item.name == self.name), None)
 
     @property
-    def uses(self) -> int:
+    def downloads(self) -> int:
         return sum(item.downloads for item in self.group)
 
     @property
@@ -74,7 +77,7 @@ class Rows:
         used = set()
         for model in self._models():
             short = id_of(model.name)
-            rank = (model.is_converted, -model.uses, model.name)
+            rank = (model.is_converted, -model.downloads, model.name)
             self._ids[short] = min(rank, self._ids.get(short, rank))
             if (fingerprint := _fingerprint(model.outcome)) is not None:
                 used.add(fingerprint)
@@ -153,7 +156,7 @@ class Rows:
             None,  # when it was released: the hub only knows when the repository was created
             None if own is None else own.created,
             base,
-            float(model.uses),
+            uses_of_downloads(model.downloads),
             None if fingerprint is None else self._geometries[fingerprint],
             (Basis.EXACT if is_exact else Basis.ASSUMED).value,
             as_json({str(number): sorted(names) for number, names in by.items()}),
@@ -179,7 +182,7 @@ class Rows:
             if sets := gguf_sets(item):
                 forms["gguf"] = {}
                 for group in sets:
-                    forms["gguf"].setdefault(group.title, bytes_of(group))
+                    forms["gguf"].setdefault(group.tag or "", bytes_of(group))
             has_weights = any(
                 path.endswith((".safetensors", ".bin")) for path, _ in item.files or ()
             )
@@ -187,7 +190,10 @@ class Rows:
             if has_weights and (form is not None or is_own):
                 kind = OWN if form is None else form.name
                 forms[kind] = quants_of(item, kind)
-            for kind, quants in forms.items():
+            for kind, sizes in forms.items():
+                # Without files that name no quantisation, and safetensors whose types are not known.
+                tags = islice(filter(is_tag, sizes), MAX_TAGS)
+                quants = {tag: sizes[tag] for tag in tags}
                 yield name, kind, item.name, as_json(quants), 1, item.downloads, as_json(sources)
 
     def _name_rows(self, model: _Model) -> Iterator[Row]:

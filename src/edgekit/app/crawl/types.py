@@ -68,7 +68,7 @@ class TaskKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class GeometrySource:
     """Where the geometry of a model may be read."""
 
     repository: str
@@ -76,16 +76,16 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class FetchTask:
     """Something to fetch: the files of a repository, or the geometry of a model from the first usable candidate."""
 
     kind: TaskKind
     name: str  # the repository; of a geometry the model's
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[GeometrySource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
+class CrawledGeometry:
     """A distinct geometry, as the table has it, and the facts of every model with it."""
 
     fingerprint: str
@@ -102,7 +102,7 @@ class Outcome:
     status: Status
     detail: str = ""  # why it failed
     found: str = "{}"  # JSON: the files; of a geometry the fingerprint and its repository
-    geometry: Geometry | None = None
+    geometry: CrawledGeometry | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

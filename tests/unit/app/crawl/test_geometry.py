@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 from tests.recorded import DATA
 
+from edgekit.app.crawl import geometry
 from edgekit.app.crawl.geometry import describe
+from edgekit.app.crawl.types import CrawledGeometry
+from edgekit.errors import HeaderError
+from edgekit.index import merge
 from edgekit.index.tensor_runs import tensors_of
 from edgekit.model import open_config
 
@@ -50,3 +54,24 @@ def test_described_gguf_keeps_keys_and_tensors() -> None:
     kept = {tensor.name for tensor in tensors_of(content["tensors"], name="test")}
     assert kept == {tensor.name for tensor in header.tensors}
     assert json.loads(row.facts)["forms"] == ["gguf"]
+
+
+def test_geometry_beyond_the_limits_of_readers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = open_config(CONFIGS["gemma-3-4b"]).model
+    monkeypatch.setattr(merge, "MAX_HEADER_BYTES", 100)
+    with pytest.raises(HeaderError, match="cannot be in an index: cut off, or more than 100 bytes"):
+        describe(model)
+    monkeypatch.setattr(merge, "MAX_CELL_BYTES", 50)
+    with pytest.raises(HeaderError, match=r"cannot be in an index: bytes: .* limit of 50"):
+        describe(model)
+
+
+def test_described_geometries_are_forgotten_beyond_a_number_of_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = CrawledGeometry(fingerprint="f", header=bytes(1_000), facts="{}")
+    monkeypatch.setattr(geometry, "MAX_CACHED_BYTES", 10_000)
+    described = geometry._Described()
+    for number in range(20):
+        described.add(bytes([number]), row)
+    assert [number for number in range(20) if described.get(bytes([number]))] == [16, 17, 18, 19]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from edgekit.app.crawl.journal import NAME, Journal, discard
-from edgekit.app.crawl.types import Candidate, Geometry, Listed, Outcome, Status, Task, TaskKind
+from edgekit.app.crawl.journal import NAME, SCHEMA, Journal, discard
+from edgekit.app.crawl.types import (
+    CrawledGeometry,
+    FetchTask,
+    GeometrySource,
+    Listed,
+    Outcome,
+    Status,
+    TaskKind,
+)
 from edgekit.errors import HeaderError, UsageError
 
 ITEM = Listed(
@@ -21,10 +30,10 @@ ITEM = Listed(
     dtypes=(("BF16", 2),),
     files=(("config.json", None),),
 )
-TASK = Task(
+TASK = FetchTask(
     kind=TaskKind.GEOMETRY,
     name="lab/Model",
-    candidates=(Candidate(repository="lab/Model", paths=("config.json",)),),
+    candidates=(GeometrySource(repository="lab/Model", paths=("config.json",)),),
 )
 
 
@@ -87,13 +96,13 @@ def test_task_with_other_candidates_is_open_again(tmp_path: Path) -> None:
         journal.add_outcomes([outcome(Status.GATED)])
         journal.add_tasks([TASK], state=("step", "planned"))
         assert list(journal.open_tasks(TASK.kind)) == []
-        changed = Task(kind=TASK.kind, name=TASK.name)
+        changed = FetchTask(kind=TASK.kind, name=TASK.name)
         journal.add_tasks([changed], state=("step", "planned"))
         assert list(journal.open_tasks(TASK.kind)) == [changed]
 
 
 def test_geometry_is_stored_once(tmp_path: Path) -> None:
-    geometry = Geometry(fingerprint="f", header=b"h", facts='{"a":1}')
+    geometry = CrawledGeometry(fingerprint="f", header=b"h", facts='{"a":1}')
     with closing(Journal(tmp_path / NAME, "job")) as journal:
         for name in ("a/a", "b/b"):
             done = Outcome(kind=TASK.kind, name=name, status=Status.DONE, geometry=geometry)
@@ -119,6 +128,14 @@ def test_journal_of_another_job_is_refused(tmp_path: Path) -> None:
         Journal(tmp_path / NAME, "other")
     discard(tmp_path / NAME)
     Journal(tmp_path / NAME, "other").close()
+
+
+def test_journal_of_another_version_is_refused(tmp_path: Path) -> None:
+    Journal(tmp_path / NAME, "job").close()
+    with closing(sqlite3.connect(tmp_path / NAME)) as database:
+        database.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+    with pytest.raises(UsageError, match="written by another version: --restart"):
+        Journal(tmp_path / NAME, "job")
 
 
 def test_file_that_is_not_a_journal_is_refused(tmp_path: Path) -> None:

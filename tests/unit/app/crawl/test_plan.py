@@ -18,7 +18,7 @@ from edgekit.app.crawl.plan import (
     quants_of,
     why_not_a_model,
 )
-from edgekit.app.crawl.types import Candidate, Listed
+from edgekit.app.crawl.types import GeometrySource, Listed
 
 ORIGINAL = Listed(
     name="lab/Model-8B",
@@ -163,9 +163,9 @@ def test_geometry_is_read_from_the_models_own_config_first() -> None:
     awq = packed("Model-8B-AWQ")
     task = geometry_task("lab/Model-8B", [GGUF, awq, ORIGINAL])
     assert task.candidates == (
-        Candidate(repository="lab/Model-8B", paths=("config.json",)),
-        Candidate(repository="packer/Model-8B-AWQ", paths=("config.json",)),
-        Candidate(repository="maker/Model-8B-GGUF", paths=("Model-8B-Q4_K_M.gguf",)),
+        GeometrySource(repository="lab/Model-8B", paths=("config.json",)),
+        GeometrySource(repository="packer/Model-8B-AWQ", paths=("config.json",)),
+        GeometrySource(repository="maker/Model-8B-GGUF", paths=("Model-8B-Q4_K_M.gguf",)),
     )
     assert task == geometry_task("lab/Model-8B", [ORIGINAL, GGUF, awq])
     many = [replace(GGUF, name=f"maker/{i}") for i in range(9)]
