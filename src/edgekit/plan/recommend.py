@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -36,7 +36,7 @@ _VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?=-|$)")
 POINTS_PER_HALVING = 25.0  # below reading speed
 POINTS_OF_TWICE_READING_SPEED = 8.0
 POINTS_PER_DOUBLING = 3.0  # above that
-MOST_DOUBLINGS = 2.0  # of twice the reading speed: 64 tokens/s
+MAX_DOUBLINGS = 2.0  # of twice the reading speed: 64 tokens/s
 THINKING_TOKENS = (
     4.0  # ASSUMED: per token of the answer, of a model that cannot answer without thinking
 )
@@ -48,9 +48,9 @@ ASSUMED_FLOPS = 50e9  # of a machine whose speed of reading is unknown: a small 
 # A model is offered before others if it has scores, or if its family has and it is used, or if it is used a lot: the
 # hub has thousands of versions that somebody made of a good model, of which nobody knows what became of it. On the
 # scale of `Entry.uses`; Qwen3-8B has 17.7.
-LEAST_USES_OF_FAMILY, LEAST_USES_UNMEASURED = 8.0, 12.0
+MIN_USES_OF_FAMILY, MIN_USES_UNMEASURED = 8.0, 12.0
 # Few users are weak evidence against a model: others have tried it and gone back.
-MANY_USES, POINTS_PER_USES, MOST_POINTS_OF_USES = 15.0, 0.75, 4.0
+MANY_USES, POINTS_PER_USES, MAX_POINTS_OF_USES = 15.0, 0.75, 4.0
 FULL_RAM_PERCENT = 92  # of the usable RAM; a model that takes more would make the machine swap
 
 
@@ -90,7 +90,7 @@ def few_uses_points(entry: Entry) -> float:
     """What a model loses if few people use it."""
     if entry.is_users:
         return 0.0
-    return min(POINTS_PER_USES * max(MANY_USES - entry.uses, 0.0), MOST_POINTS_OF_USES)
+    return min(POINTS_PER_USES * max(MANY_USES - entry.uses, 0.0), MAX_POINTS_OF_USES)
 
 
 def is_minor(entry: Entry) -> bool:
@@ -104,9 +104,9 @@ def is_notable(entry: Entry, task: ModelPurpose) -> bool:
         case QualityBasis.MEASURED:
             return True
         case QualityBasis.FAMILY:
-            return entry.is_users or entry.uses >= LEAST_USES_OF_FAMILY
+            return entry.is_users or entry.uses >= MIN_USES_OF_FAMILY
         case _:
-            return entry.is_users or entry.uses >= LEAST_USES_UNMEASURED
+            return entry.is_users or entry.uses >= MIN_USES_UNMEASURED
 
 
 def suits_task(entry: Entry, task: ModelPurpose) -> bool:
@@ -171,9 +171,22 @@ class Suggestion:
         return cache_loss(*names)
 
     @property
+    def terms(self) -> Mapping[str, float]:
+        """What adds up to its worth, in points of quality: the rank, and what this machine makes of the model."""
+        quality = self.quality
+        return {
+            "low end": quality.low,
+            "age": -quality.ageing,
+            "thinking": -quality.thinking,
+            "few users": -few_uses_points(self.entry),
+            "weights and cache": -self.loss.value - self.cache_loss.value,
+            "speed": self.speed_points,
+        }
+
+    @property
     def worth(self) -> float:
-        """The rank, less what this machine makes of the model: quantisation, cache and speed, in points of quality."""
-        return self.rank - self.loss.value - self.cache_loss.value + self.speed_points
+        """The rank, less what this machine makes of the model: quantisation, cache and speed."""
+        return sum(self.terms.values())
 
     @property
     def speed_points(self) -> float:
@@ -242,7 +255,7 @@ def speed_points(tokens_per_s: float) -> float:
         return POINTS_PER_HALVING * doublings
     if doublings < 1:
         return POINTS_OF_TWICE_READING_SPEED * doublings
-    return POINTS_OF_TWICE_READING_SPEED + POINTS_PER_DOUBLING * min(doublings - 1, MOST_DOUBLINGS)
+    return POINTS_OF_TWICE_READING_SPEED + POINTS_PER_DOUBLING * min(doublings - 1, MAX_DOUBLINGS)
 
 
 def embedding_points(tokens_per_s: float) -> float:
