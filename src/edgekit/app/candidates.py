@@ -144,7 +144,7 @@ def with_rounded_memory(machine: Machine) -> Machine:
 def key_of(
     request: Request, machine: Machine, entries: Iterable[Entry], question: object = None
 ) -> str:
-    """A hash of everything that an answer depends on: request, machine, models, quality, versions, and what else was asked.
+    """A hash of everything that an answer depends on: request, machine, models and their quality, versions, `question`.
 
     Raises UsageError if EDGEKIT_LLAMA_VERSION is not a version.
     """

@@ -457,7 +457,7 @@ class _Search:
         )
 
     def _key(self, entry: Entry, *, loss: float, tokens_per_s: float, context_tokens: int) -> Key:
-        """The key of a model with these figures. One whose name is exactly what was typed comes first in every order."""
+        """The key of a model with these figures. One whose name is exactly what was typed is first in every order."""
         names = (entry.id, entry.repository or "")
         is_named = bool(self._typed) and any(spellings(name)[0] == self._typed for name in names)
         first: Key

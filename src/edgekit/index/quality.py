@@ -235,9 +235,7 @@ def quality_of(hub_id: str, task: ModelPurpose, *, facts: Facts) -> Quality:
         value=expected(ability),
         low=expected(ability - EIGHTY_PERCENT * spread),
         high=expected(ability + EIGHTY_PERCENT * spread),
-        ageing=0.0
-        if embeds
-        else AGEING * max(NEWEST - (TYPICAL_AGE if age is None else age), 0.0),
+        ageing=0.0 if embeds else AGEING * max(NEWEST - (TYPICAL_AGE if age is None else age), 0.0),
         thinking=THINKING_IN_CHAT if thinks else 0.0,
         is_age_known=age is not None,
         basis=basis,

@@ -42,7 +42,7 @@ THINKING_TOKENS = (
 )
 EMBEDDING_TOKENS_PER_S = 2000  # a book of 100,000 tokens in less than a minute
 POINTS_PER_EMBEDDING_HALVING = 6.0
-POINTS_IF_DIVIDED = 15.0  # partly in RAM, and its speed is unknown
+POINTS_OF_DRAWBACK = 25.0  # ASSUMED; `Suggestion.drawback` lists them
 SMALL_PARAMETERS = 2.5e9  # a smaller model is not preferred to a better one just for its speed
 ASSUMED_FLOPS = 50e9  # of a machine whose speed of reading is unknown: a small computer's CPU
 # A model is offered before others if it has scores, or if its family has and it is used, or if it is used a lot: the
@@ -138,7 +138,7 @@ def ranked_for(task: ModelPurpose, entries: Iterable[Entry]) -> list[Entry]:
     return sorted(suited, key=order)
 
 
-Order = tuple[bool, bool, float]  # whether it is preferred and notable, and its worth
+Order = tuple[bool, float]  # whether it is notable, and its worth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +173,8 @@ class Suggestion:
     @property
     def terms(self) -> Mapping[str, float]:
         """What adds up to its worth, in points of quality: the rank, and what this machine makes of the model."""
-        quality = self.quality
-        return {
+        quality, drawback = self.quality, self.drawback
+        terms = {
             "low end": quality.low,
             "age": -quality.ageing,
             "thinking": -quality.thinking,
@@ -182,10 +182,11 @@ class Suggestion:
             "weights and cache": -self.loss.value - self.cache_loss.value,
             "speed": self.speed_points,
         }
+        return {**terms, drawback: -POINTS_OF_DRAWBACK} if drawback else terms
 
     @property
     def worth(self) -> float:
-        """The rank, less what this machine makes of the model: quantisation, cache and speed."""
+        """The rank, less what this machine makes of the model: quantisation, cache, speed and drawbacks."""
         return sum(self.terms.values())
 
     @property
@@ -199,7 +200,7 @@ class Suggestion:
             rate = assumed if read is None else read[0]
             return embedding_points(rate)
         if speed is None or steady is None:
-            return 0.0 if self.plan.result.way.whole else -POINTS_IF_DIVIDED
+            return 0.0
         # hard questions are what such a model is chosen for
         if self.task is not ModelPurpose.REASONING and always_thinks(self.entry.id):
             steady /= THINKING_TOKENS
@@ -214,25 +215,38 @@ class Suggestion:
         return any(line.part == "projector" for line in self.plan.result.estimate.lines)
 
     @property
+    def is_notable(self) -> bool:
+        return is_notable(self.entry, self.task)
+
+    @property
     def is_preferred(self) -> bool:
-        """Whether it ranks before all others: notable, at least reading speed, not small, and with memory to spare.
+        """Whether it is notable and has no drawback here. Speed alone decides between embedding models."""
+        if self.task is ModelPurpose.EMBEDDING:
+            return False
+        return self.is_notable and not self.drawback
 
-        For images, with the memory that they need counted.
+    @property
+    def drawback(self) -> str:
+        """Why a person would take a worse model instead; '' if nothing speaks against this one.
 
-        If the speed is unknown, it has to be entirely on the GPU.
+        If the speed is unknown, the model has to be entirely on the GPU.
         """
+        if self.task is ModelPurpose.EMBEDDING:
+            return ""
         if self.task is ModelPurpose.VISION and not self.counts_images:
-            return False
-        if is_minor(self.entry) or self.task is ModelPurpose.EMBEDDING or self._fills_ram:
-            return False
-        if not is_notable(self.entry, self.task):
-            return False
-        return self.is_quick if self.plan.speed is not None else self.plan.result.way.whole
+            return "memory of images unknown"
+        if is_minor(self.entry):
+            return "small model"
+        if self._fills_ram:
+            return "fills the RAM"
+        if self.plan.speed is None:
+            return "" if self.plan.result.way.whole else "unknown speed"
+        return "" if self.is_quick else "slower than reading"
 
     @property
     def order(self) -> Order:
         """Sort key; the best suggestion has the greatest."""
-        return self.is_preferred, is_notable(self.entry, self.task), self.worth
+        return self.is_notable, self.worth
 
     @property
     def _fills_ram(self) -> bool:

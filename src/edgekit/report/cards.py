@@ -416,7 +416,7 @@ def _suggestion_json(suggestion: Suggestion) -> Json:
     return {
         "id": suggestion.entry.id,
         "entry": card_entry_json(suggestion.entry),
-        **fields(suggestion, "rank worth is_quick is_preferred"),
+        **fields(suggestion, "rank worth is_notable is_quick is_preferred"),
         "quality": quality_json(suggestion),
         "plan": plan_fields(suggestion.plan),
     }
@@ -433,7 +433,7 @@ def card_entry_json(entry: Entry) -> Json:
 
 
 def card_json(entry: Entry, plan: Plan) -> Json:
-    """A card of the page. Recommendations are sorted by `is_preferred`, then by `worth`."""
+    """A card of the page. Recommendations are sorted by `is_notable`, then by `worth`."""
     result, speed = plan.result, plan_speed(plan)
     suggestion = Suggestion(entry=entry, plan=plan, task=task_of_entry(entry))
     return {
@@ -442,7 +442,7 @@ def card_json(entry: Entry, plan: Plan) -> Json:
         "told": _card_sentence(headline(result)),
         "variant": plan.variant.name,
         "is_good": plan.variant.is_good,
-        **fields(suggestion, "is_quick is_preferred"),
+        **fields(suggestion, "is_notable is_quick is_preferred"),
         "worth": round(suggestion.worth, 3),
         "context_tokens": plan.context_tokens,
         "cache": _cache_name(plan) or None,
@@ -459,7 +459,7 @@ def refused_card_json(entry: Entry, engine: str, message: str) -> Json:
         **_card_head(entry, engine),
         "status": "refused",
         "variant": None,
-        **dict.fromkeys(("is_good", "is_quick", "is_preferred"), False),
+        **dict.fromkeys(("is_good", "is_notable", "is_quick", "is_preferred"), False),
         "worth": 0.0,
         **dict.fromkeys(("context_tokens", "cache", "speed")),
         "way": "",
