@@ -245,12 +245,7 @@ def is_model(row: Mapping[str, Any], *, has_files: bool) -> bool:
         return False
     facts = ("geometry_llmfit", "licence", "released", "hf_downloads", "ollama_pulls")
     has_size = bool(row["parameters"]) and row["parameters_from"] != "name"
-    if (
-        has_files
-        or has_size
-        or any(row[fact] for fact in facts)
-        or is_base_model(row["hub_id"].lower())
-    ):
+    if has_files or has_size or any(row[fact] for fact in facts) or is_base_model(row["hub_id"].lower()):
         return True
     is_listed = bool(REGISTRIES & {item["scheme"] for item in row["names"]})
     is_of_a_kind = bool(KINDS_OF_A_REGISTRY & set(row["kinds"]))

@@ -42,7 +42,8 @@ THINKING_TOKENS = (
 )
 EMBEDDING_TOKENS_PER_S = 2000  # a book of 100,000 tokens in less than a minute
 POINTS_PER_EMBEDDING_HALVING = 6.0
-POINTS_OF_DRAWBACK = 25.0  # ASSUMED; `Suggestion.drawback` lists them
+# ASSUMED; `Suggestion.drawback` says when. A machine that swaps is of no use for anything else.
+POINTS_OF_DRAWBACK, POINTS_IF_RAM_IS_FULL = 25.0, 60.0
 SMALL_PARAMETERS = 2.5e9  # a smaller model is not preferred to a better one just for its speed
 ASSUMED_FLOPS = 50e9  # of a machine whose speed of reading is unknown: a small computer's CPU
 # A model is offered before others if it has scores, or if its family has and it is used, or if it is used a lot: the
@@ -182,7 +183,9 @@ class Suggestion:
             "weights and cache": -self.loss.value - self.cache_loss.value,
             "speed": self.speed_points,
         }
-        return {**terms, drawback: -POINTS_OF_DRAWBACK} if drawback else terms
+        if drawback:
+            terms[drawback] = -(POINTS_IF_RAM_IS_FULL if self._fills_ram else POINTS_OF_DRAWBACK)
+        return terms
 
     @property
     def worth(self) -> float:
@@ -233,12 +236,12 @@ class Suggestion:
         """
         if self.task is ModelPurpose.EMBEDDING:
             return ""
+        if self._fills_ram:
+            return "fills the RAM"
         if self.task is ModelPurpose.VISION and not self.counts_images:
             return "memory of images unknown"
         if is_minor(self.entry):
             return "small model"
-        if self._fills_ram:
-            return "fills the RAM"
         if self.plan.speed is None:
             return "" if self.plan.result.way.whole else "unknown speed"
         return "" if self.is_quick else "slower than reading"

@@ -21,6 +21,7 @@ from edgekit.plan.recommend import (
     rank_of,
     ranked_for,
     speed_points,
+    suits_task,
     version_of,
 )
 
@@ -87,6 +88,11 @@ def test_ranked_models_answer_and_do_not_embed(task: ModelPurpose) -> None:
     # ERNIE-4.5-21B-A3B-PT answers: its publisher means PyTorch
     names = [entry.id for entry in ranked if not entry.id.startswith("ernie-4.5")]
     assert not any(name.endswith(("-base", "-pt")) for name in names)
+
+
+def test_models_for_medicine_only_are_not_offered() -> None:
+    entry = find_entry("medgemma-4b-it")
+    assert not any(suits_task(entry, task) for task in (CHAT, ModelPurpose.VISION))
 
 
 def test_general_models_are_ranked_for_code_by_their_scores() -> None:
