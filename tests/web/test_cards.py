@@ -162,7 +162,7 @@ def test_cards_sort_in_the_order_of_recommend(capsys: pytest.CaptureFixture[str]
         card["id"]: (
             card["status"] == "failed",
             not card["is_good"],
-            not card["is_preferred"],
+            not card["is_notable"],
             -card["worth"],
         )
         for card in cards

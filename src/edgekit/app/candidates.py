@@ -24,6 +24,7 @@ from edgekit.errors import (
     RefusedError,
     UnknownArchitectureError,
 )
+from edgekit.index.quality import data_stamp
 from edgekit.index.types import Entry
 from edgekit.machine.types import Machine
 from edgekit.plan.plan import Plan, check_planned, make_plan
@@ -143,7 +144,7 @@ def with_rounded_memory(machine: Machine) -> Machine:
 def key_of(
     request: Request, machine: Machine, entries: Iterable[Entry], question: object = None
 ) -> str:
-    """A hash of everything that an answer depends on: request, machine, models, versions, and what else was asked.
+    """A hash of everything that an answer depends on: request, machine, models and their quality, versions, `question`.
 
     Raises UsageError if EDGEKIT_LLAMA_VERSION is not a version.
     """
@@ -163,6 +164,7 @@ def key_of(
         replace(request, machine=None),
         (machine.system, machine.cores, ram, repr(cards), machine.measured),
         [(entry, entry.header) for entry in entries],
+        data_stamp(),
         question,
     )
     return hashlib.sha256(repr(identity).encode()).hexdigest()[:32]

@@ -32,6 +32,7 @@ from edgekit.plan.choice import READING_TOKENS_PER_S, check_users
 from edgekit.plan.fit import MINIMUM_TOKENS
 from edgekit.plan.plan import find_plan, make_plan
 from edgekit.plan.recommend import (
+    POINTS_OF_DRAWBACK,
     Order,
     Suggestion,
     is_minor,
@@ -140,7 +141,7 @@ def find_best(
 class _Search:
     """One pass over the ranked models.
 
-    An "order" is what suggestions are sorted by: whether the model is preferred, and its worth. It is known only after
+    An "order" is what suggestions are sorted by: whether the model is notable, and its worth. It is known only after
     planning, which takes time, so models whose best possible order is too low are not planned.
     """
 
@@ -160,7 +161,7 @@ class _Search:
         for entry in ranked:
             # Entries are sorted by rank, so neither this one nor a later one can have a better order.
             best_worth = rank_of(entry, self._task) + speed_points(math.inf)
-            best_order = not self._embeds, is_notable(entry, self._task), best_worth
+            best_order = is_notable(entry, self._task), best_worth
             if len(shown) >= self._limit and shown[-1].order >= best_order:
                 break
             reason = self._reason_to_skip(entry)
@@ -193,8 +194,8 @@ class _Search:
         counted = self.passed_over.copy()
         for entry in ranked:
             is_skipped = bool(self._reason_to_skip(entry))
-            # Only a speed below that of reading makes a model worth less than its rank.
-            if is_skipped or self._best_order_at_speed(entry)[-1] < rank_of(entry, self._task):
+            fastest = self._candidates.fastest_tokens_per_s(entry)
+            if is_skipped or (fastest is not None and fastest < READING_TOKENS_PER_S):
                 continue
             suggestion = self._suggestion(entry)
             if suggestion is not None and suggestion.is_quick:
@@ -213,7 +214,7 @@ class _Search:
                 version_of(other.entry.id)[0] == name
                 and version_of(other.entry.id)[1] > version
                 # a slow newer version does not replace a quick one
-                and other.order[0] >= suggestion.order[0]
+                and other.is_preferred >= suggestion.is_preferred
                 for other in suggestions
             )
             if (
@@ -296,13 +297,14 @@ class _Search:
         tokens_per_s = None if self._embeds else self._candidates.fastest_tokens_per_s(entry)
         if tokens_per_s is None:
             return self._best_order(entry)
-        is_quick = round(tokens_per_s, 1) >= READING_TOKENS_PER_S
         worth = rank_of(entry, self._task) + speed_points(tokens_per_s)
-        return is_quick and not is_minor(entry), is_notable(entry, self._task), worth
+        if is_minor(entry) or round(tokens_per_s, 1) < READING_TOKENS_PER_S:
+            worth -= POINTS_OF_DRAWBACK
+        return is_notable(entry, self._task), worth
 
     def _best_order(self, entry: Entry) -> Order:
         """An upper bound of the model's order at any speed."""
-        if self._embeds:
-            return False, is_notable(entry, self._task), rank_of(entry, self._task)
-        worth = rank_of(entry, self._task) + speed_points(math.inf)
-        return not is_minor(entry), is_notable(entry, self._task), worth
+        worth = rank_of(entry, self._task)
+        if not self._embeds:
+            worth += -POINTS_OF_DRAWBACK if is_minor(entry) else speed_points(math.inf)
+        return is_notable(entry, self._task), worth

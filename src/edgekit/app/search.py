@@ -32,7 +32,7 @@ from edgekit.index import read_index, users_entries
 from edgekit.index.database import index_file, index_problem
 from edgekit.index.filters import PURPOSE_WORDS, Condition, Counted, Filters, select, typed_words
 from edgekit.index.likeness import corrected
-from edgekit.index.names import near_ids
+from edgekit.index.names import near_ids, spellings
 from edgekit.index.quality import Quality, cache_loss, weights_loss
 from edgekit.index.resolve import Resolved
 from edgekit.index.types import Entry, ModelPurpose
@@ -324,6 +324,7 @@ class _Search:
         words = typed_words(question.filters.words)
         named = next((PURPOSE_WORDS[word] for word in words if word in PURPOSE_WORDS), None)
         self._task = request.purpose or named
+        self._typed = spellings(question.filters.words)[0]
 
     def answer(self) -> SearchAnswer:
         index = read_index()
@@ -456,6 +457,9 @@ class _Search:
         )
 
     def _key(self, entry: Entry, *, loss: float, tokens_per_s: float, context_tokens: int) -> Key:
+        """The key of a model with these figures. One whose name is exactly what was typed is first in every order."""
+        names = (entry.id, entry.repository or "")
+        is_named = bool(self._typed) and any(spellings(name)[0] == self._typed for name in names)
         first: Key
         match self._question.sort:
             case Sort.QUALITY:
@@ -473,8 +477,8 @@ class _Search:
             case Sort.USES:
                 first = (not entry.is_users,)
             case Sort.NAME:
-                return (entry.id,)
-        return (*first, -entry.uses, entry.id)
+                return (not is_named, entry.id)
+        return (not is_named, *first, -entry.uses, entry.id)
 
 
 def _day_of(date: str | None) -> int:

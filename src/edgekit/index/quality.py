@@ -17,6 +17,7 @@ import csv
 import enum
 import functools
 import gzip
+import hashlib
 import io
 import json
 import math
@@ -36,7 +37,7 @@ LOSSES = "losses.tsv"  # measured losses per weight and cache type
 EIGHTY_PERCENT = 1.2816  # half of an 80 % interval, in standard deviations
 EPOCH = date(2024, 1, 1)  # ages are years after it
 _DAYS_A_YEAR = 365.25
-LEAST_PARAMETERS, MOST_PARAMETERS = 10**7, 10**13
+MIN_PARAMETERS, MAX_PARAMETERS = 10**7, 10**13
 SMALL_PARAMETERS, LARGE_PARAMETERS = 3e9, 70e9
 GENERATION_YEARS = 0.5
 # Benchmarks are run on models that are worth it: those of makers without any counted score are below average, and vary
@@ -48,7 +49,7 @@ UNKNOWN_MAKER = 2.0
 AGEING = 12.0  # a year
 THINKING_IN_CHAT = 5.0
 NEWEST = 2.5  # years after EPOCH; later releases differ too little
-TYPICAL_AGE = 1.5  # of a model whose release is unknown
+TYPICAL_AGE, TYPICAL_RELEASE = 1.5, "mid-2025"  # assumed of a model whose release is unknown
 EARLIEST, LATEST = -2.0, 26.0  # years; a false date in a file must not decide
 
 
@@ -100,9 +101,16 @@ class Quality:
     value: float
     low: float  # what the model reaches with a probability of 90 %
     high: float
-    rank: float  # the low end, less ageing and thinking
+    ageing: float  # points by which benchmarks overstate a model of its age
+    thinking: float  # the same of a model that thinks, in chat
+    is_age_known: bool
     basis: QualityBasis
     scores: tuple[Score, ...] = ()
+
+    @property
+    def rank(self) -> float:
+        """The low end, less ageing and thinking."""
+        return self.low - self.ageing - self.thinking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +142,10 @@ class Fit:
     family_kinds: Mapping[str, tuple[ModelPurpose, ...]]  # what every model of a family does
 
 
-# Names of models that do something else than answer, whatever their kind says.
+# Names of models that do something else than answer, or know one trade only, whatever their kind says.
 _OTHER_USE = re.compile(
     r"guard|shield|safety|embodied|robot|-bench|(?:^|[-_.])(?:rerank(?:er)?|reward|rm|prm|orm|ocr|asr|tts|speech|audio|whisper"
-    r"|draft|speculator|eagle3?|mtp|dflash|translate(?:gemma)?|mt|judge|classifier|tokenizer|embedding|embed)(?=[-_.0-9]|$)"
+    r"|draft|speculator|(?:med|tx)gemma|eagle3?|mtp|dflash|translate(?:gemma)?|mt|judge|classifier|tokenizer|embedding|embed)(?=[-_.0-9]|$)"
 )
 BASE_NAME = re.compile(r"(?:^google/.*-pt|[-_]base)(?=[-_.0-9]|$)|[-_]pretrain(?:ed)?(?=[-_]|$)")
 _THINKS = re.compile(r"[-_]think(?:ing|er)?(?=[-_]|$)")
@@ -220,13 +228,16 @@ def quality_of(hub_id: str, task: ModelPurpose, *, facts: Facts) -> Quality:
     def expected(log_odds: float) -> float:
         return 100 * (chance + (1 - chance) / (1 + math.exp(-log_odds)))
 
-    low = expected(ability - EIGHTY_PERCENT * spread)
+    age, embeds = age_of(key, facts), task is ModelPurpose.EMBEDDING
+    thinks = task is ModelPurpose.CHAT and _reasons(key, facts)
     return Quality(
         task=task,
         value=expected(ability),
-        low=low,
+        low=expected(ability - EIGHTY_PERCENT * spread),
         high=expected(ability + EIGHTY_PERCENT * spread),
-        rank=low - _unseen(key, task, facts),
+        ageing=0.0 if embeds else AGEING * max(NEWEST - (TYPICAL_AGE if age is None else age), 0.0),
+        thinking=THINKING_IN_CHAT if thinks else 0.0,
+        is_age_known=age is not None,
         basis=basis,
         scores=scores_of(key, task),
     )
@@ -241,17 +252,6 @@ def _completed(key: str, facts: Facts, fit: Fit) -> Facts:
     if kinds and ModelPurpose.EMBEDDING not in kinds:
         kinds = tuple(dict.fromkeys((*kinds, *fit.family_kinds.get(family, ()))))
     return replace(facts, kinds=kinds, released=facts.released or fit.released.get(family))
-
-
-def _unseen(key: str, task: ModelPurpose, facts: Facts) -> float:
-    """Points by which benchmarks overstate the model."""
-    if task is ModelPurpose.EMBEDDING:
-        return 0.0
-    age = age_of(key, facts)
-    lost = AGEING * max(NEWEST - (TYPICAL_AGE if age is None else age), 0.0)
-    if task is ModelPurpose.CHAT and _reasons(key, facts):
-        lost += THINKING_IN_CHAT
-    return lost
 
 
 def always_thinks(hub_id: str) -> bool:
@@ -379,8 +379,8 @@ def inputs_of(
     if parameters <= 0:
         missing.append("size")
         parameters = 7 * 10**9
-    total = min(max(parameters, LEAST_PARAMETERS), MOST_PARAMETERS)
-    active = min(max(facts.active_parameters or total, LEAST_PARAMETERS), total)
+    total = min(max(parameters, MIN_PARAMETERS), MAX_PARAMETERS)
+    active = min(max(facts.active_parameters or total, MIN_PARAMETERS), total)
     age = age_of(hub_id, facts)
     if age is None:
         missing.append("age")
@@ -608,6 +608,14 @@ def read_fit(data: Mapping[str, Any]) -> Fit:
         },
         makers=frozenset(maker for group in data["publishers"].values() for maker in group),
     )
+
+
+@functools.cache
+def data_stamp() -> str:
+    """A hash of the shipped quality data: it changes when a quality or a loss may."""
+    folder = files(__package__)
+    content = b"".join(folder.joinpath(name).read_bytes() for name in (FITTED, EVIDENCE, LOSSES))
+    return hashlib.sha256(content).hexdigest()
 
 
 @functools.cache

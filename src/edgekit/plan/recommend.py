@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -36,21 +36,22 @@ _VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?=-|$)")
 POINTS_PER_HALVING = 25.0  # below reading speed
 POINTS_OF_TWICE_READING_SPEED = 8.0
 POINTS_PER_DOUBLING = 3.0  # above that
-MOST_DOUBLINGS = 2.0  # of twice the reading speed: 64 tokens/s
+MAX_DOUBLINGS = 2.0  # of twice the reading speed: 64 tokens/s
 THINKING_TOKENS = (
     4.0  # ASSUMED: per token of the answer, of a model that cannot answer without thinking
 )
 EMBEDDING_TOKENS_PER_S = 2000  # a book of 100,000 tokens in less than a minute
 POINTS_PER_EMBEDDING_HALVING = 6.0
-POINTS_IF_DIVIDED = 15.0  # partly in RAM, and its speed is unknown
+# ASSUMED; `Suggestion.drawback` says when. A machine that swaps is of no use for anything else.
+POINTS_OF_DRAWBACK, POINTS_IF_RAM_IS_FULL = 25.0, 60.0
 SMALL_PARAMETERS = 2.5e9  # a smaller model is not preferred to a better one just for its speed
 ASSUMED_FLOPS = 50e9  # of a machine whose speed of reading is unknown: a small computer's CPU
 # A model is offered before others if it has scores, or if its family has and it is used, or if it is used a lot: the
 # hub has thousands of versions that somebody made of a good model, of which nobody knows what became of it. On the
 # scale of `Entry.uses`; Qwen3-8B has 17.7.
-LEAST_USES_OF_FAMILY, LEAST_USES_UNMEASURED = 8.0, 12.0
+MIN_USES_OF_FAMILY, MIN_USES_UNMEASURED = 8.0, 12.0
 # Few users are weak evidence against a model: others have tried it and gone back.
-MANY_USES, POINTS_PER_USES, MOST_POINTS_OF_USES = 15.0, 0.75, 4.0
+MANY_USES, POINTS_PER_USES, MAX_POINTS_OF_USES = 15.0, 0.75, 4.0
 FULL_RAM_PERCENT = 92  # of the usable RAM; a model that takes more would make the machine swap
 
 
@@ -90,7 +91,7 @@ def few_uses_points(entry: Entry) -> float:
     """What a model loses if few people use it."""
     if entry.is_users:
         return 0.0
-    return min(POINTS_PER_USES * max(MANY_USES - entry.uses, 0.0), MOST_POINTS_OF_USES)
+    return min(POINTS_PER_USES * max(MANY_USES - entry.uses, 0.0), MAX_POINTS_OF_USES)
 
 
 def is_minor(entry: Entry) -> bool:
@@ -104,9 +105,9 @@ def is_notable(entry: Entry, task: ModelPurpose) -> bool:
         case QualityBasis.MEASURED:
             return True
         case QualityBasis.FAMILY:
-            return entry.is_users or entry.uses >= LEAST_USES_OF_FAMILY
+            return entry.is_users or entry.uses >= MIN_USES_OF_FAMILY
         case _:
-            return entry.is_users or entry.uses >= LEAST_USES_UNMEASURED
+            return entry.is_users or entry.uses >= MIN_USES_UNMEASURED
 
 
 def suits_task(entry: Entry, task: ModelPurpose) -> bool:
@@ -138,7 +139,7 @@ def ranked_for(task: ModelPurpose, entries: Iterable[Entry]) -> list[Entry]:
     return sorted(suited, key=order)
 
 
-Order = tuple[bool, bool, float]  # whether it is preferred and notable, and its worth
+Order = tuple[bool, float]  # whether it is notable, and its worth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +172,25 @@ class Suggestion:
         return cache_loss(*names)
 
     @property
+    def terms(self) -> Mapping[str, float]:
+        """What adds up to its worth, in points of quality: the rank, and what this machine makes of the model."""
+        quality, drawback = self.quality, self.drawback
+        terms = {
+            "low end": quality.low,
+            "age": -quality.ageing,
+            "thinking": -quality.thinking,
+            "few users": -few_uses_points(self.entry),
+            "weights and cache": -self.loss.value - self.cache_loss.value,
+            "speed": self.speed_points,
+        }
+        if drawback:
+            terms[drawback] = -(POINTS_IF_RAM_IS_FULL if self._fills_ram else POINTS_OF_DRAWBACK)
+        return terms
+
+    @property
     def worth(self) -> float:
-        """The rank, less what this machine makes of the model: quantisation, cache and speed, in points of quality."""
-        return self.rank - self.loss.value - self.cache_loss.value + self.speed_points
+        """The rank, less what this machine makes of the model: quantisation, cache, speed and drawbacks."""
+        return sum(self.terms.values())
 
     @property
     def speed_points(self) -> float:
@@ -186,7 +203,7 @@ class Suggestion:
             rate = assumed if read is None else read[0]
             return embedding_points(rate)
         if speed is None or steady is None:
-            return 0.0 if self.plan.result.way.whole else -POINTS_IF_DIVIDED
+            return 0.0
         # hard questions are what such a model is chosen for
         if self.task is not ModelPurpose.REASONING and always_thinks(self.entry.id):
             steady /= THINKING_TOKENS
@@ -201,25 +218,38 @@ class Suggestion:
         return any(line.part == "projector" for line in self.plan.result.estimate.lines)
 
     @property
+    def is_notable(self) -> bool:
+        return is_notable(self.entry, self.task)
+
+    @property
     def is_preferred(self) -> bool:
-        """Whether it ranks before all others: notable, at least reading speed, not small, and with memory to spare.
+        """Whether it is notable and has no drawback here. Speed alone decides between embedding models."""
+        if self.task is ModelPurpose.EMBEDDING:
+            return False
+        return self.is_notable and not self.drawback
 
-        For images, with the memory that they need counted.
+    @property
+    def drawback(self) -> str:
+        """Why a person would take a worse model instead; '' if nothing speaks against this one.
 
-        If the speed is unknown, it has to be entirely on the GPU.
+        If the speed is unknown, the model has to be entirely on the GPU.
         """
+        if self.task is ModelPurpose.EMBEDDING:
+            return ""
+        if self._fills_ram:
+            return "fills the RAM"
         if self.task is ModelPurpose.VISION and not self.counts_images:
-            return False
-        if is_minor(self.entry) or self.task is ModelPurpose.EMBEDDING or self._fills_ram:
-            return False
-        if not is_notable(self.entry, self.task):
-            return False
-        return self.is_quick if self.plan.speed is not None else self.plan.result.way.whole
+            return "memory of images unknown"
+        if is_minor(self.entry):
+            return "small model"
+        if self.plan.speed is None:
+            return "" if self.plan.result.way.whole else "unknown speed"
+        return "" if self.is_quick else "slower than reading"
 
     @property
     def order(self) -> Order:
         """Sort key; the best suggestion has the greatest."""
-        return self.is_preferred, is_notable(self.entry, self.task), self.worth
+        return self.is_notable, self.worth
 
     @property
     def _fills_ram(self) -> bool:
@@ -242,7 +272,7 @@ def speed_points(tokens_per_s: float) -> float:
         return POINTS_PER_HALVING * doublings
     if doublings < 1:
         return POINTS_OF_TWICE_READING_SPEED * doublings
-    return POINTS_OF_TWICE_READING_SPEED + POINTS_PER_DOUBLING * min(doublings - 1, MOST_DOUBLINGS)
+    return POINTS_OF_TWICE_READING_SPEED + POINTS_PER_DOUBLING * min(doublings - 1, MAX_DOUBLINGS)
 
 
 def embedding_points(tokens_per_s: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +15,13 @@ from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED
 from edgekit.engines.flags import typed
 from edgekit.errors import printable
-from edgekit.index.quality import QualityBasis, Score, reference_benchmark
+from edgekit.index.quality import (
+    TYPICAL_RELEASE,
+    Quality,
+    QualityBasis,
+    Score,
+    reference_benchmark,
+)
 from edgekit.index.repositories import Form, repository_at
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine
@@ -25,7 +31,6 @@ from edgekit.plan.plan import Plan
 from edgekit.plan.recommend import (
     Suggestion,
     entry_related_scores,
-    few_uses_points,
     rank_of,
     task_of_entry,
 )
@@ -59,9 +64,10 @@ _HEAD: tuple[str, ...] = (
     "context",
     "GiB used",
     "tokens/s",
+    "quality",
     "runs on",
 )
-_MODEL, _WEIGHTS, _DOWNLOAD, _USED, _RUNS_ON = 1, 2, 3, 5, 7  # columns of the table
+_MODEL, _WEIGHTS, _DOWNLOAD, _USED, _RUNS_ON = 1, 2, 3, 5, 8  # columns of the table
 MAX_CARD_CHARS = 400
 _CARD_SPEED = ("typical", "decode", "prefill", "steady", "basis")
 
@@ -112,7 +118,8 @@ def _sections(recommendation: Recommendation, words: str, *, why: bool) -> Secti
             projector.append(f"text only, the size of the image projector is unknown: {names}")
         if len(uncounted) < len(shown):
             projector.append("the image projector and one image are counted")
-    yield "Note", [*recommendation.notes, *projector, *assumed]
+    unmeasured = unmeasured_notes(suggestion.quality for suggestion in suggestions)
+    yield "Note", [*recommendation.notes, *unmeasured, *projector, *assumed]
     if shown:
         yield "Next", partial(_next_lines, shown[0], recommendation, words)
 
@@ -182,8 +189,11 @@ def _table_lines(suggestions: Sequence[Suggestion], width: int) -> list[str]:
         rows = [_with(row, _MODEL, shorten(row[_MODEL], name_width)) for row in rows]
         return table(head, rows, left=range(3))
     lines = []
-    for number, name, weights, download, context, used, speed, where in full:
-        second = f"{weights}, {download} download, {context}, {used} GiB, {speed} tokens/s, {where}"
+    for number, name, weights, download, context, used, speed, quality, where in full:
+        second = (
+            f"{weights}, {download} download, {context}, {used} GiB, {speed} tokens/s,"
+            f" quality {quality}, {where}"
+        )
         lines += fold(f"{number} {name}", width)
         lines += [f"  {line}" for line in fold(second, width - 2)]
     return lines
@@ -216,8 +226,22 @@ def _row(number: int, suggestion: Suggestion) -> tuple[str, ...]:
         window_words(plan.result, plan.context_tokens, plan.task.users or 1),
         used_words(plan.result).removesuffix(" +RAM"),
         "?" if rates is None else typical_figure(rates),
+        quality_range(suggestion.quality, suggestion.loss.value + suggestion.cache_loss.value),
         runs_on(plan.result),
     )
+
+
+def quality_range(quality: Quality, loss: float) -> str:
+    """'61-74', the 80 % interval less what weights and cache cost; '~' if the model has no scores of its own."""
+    about = "" if quality.basis is QualityBasis.MEASURED else "~"
+    return f"{about}{max(quality.low - loss, 0):.0f}-{max(quality.high - loss, 0):.0f}"
+
+
+def unmeasured_notes(qualities: Iterable[Quality]) -> list[str]:
+    """What '~' means, if any of the qualities has it."""
+    if all(quality.basis is QualityBasis.MEASURED for quality in qualities):
+        return []
+    return ["~ quality estimated from size, age and related models: no scores for this task"]
 
 
 def _detail_lines(suggestion: Suggestion, screen: Screen) -> Iterator[str]:
@@ -227,6 +251,8 @@ def _detail_lines(suggestion: Suggestion, screen: Screen) -> Iterator[str]:
         facts.append(parameters_words(entry.parameters, entry.active_parameters))
     if entry.released:
         facts.append(f"released {entry.released[:7]}")  # the day may be that of the paper
+    elif entry.not_before:
+        facts.append(f"released {entry.not_before[:7]} or later")
     if entry.licence:
         facts.append(f"licence {entry.licence}")
     title = f"{entry.id} ({', '.join(facts)})" if facts else entry.id
@@ -238,7 +264,8 @@ def _detail_lines(suggestion: Suggestion, screen: Screen) -> Iterator[str]:
 
 
 SHOWN_SCORES = 4
-LEAST_SHOWN_POINTS = 0.05  # less rounds to nothing
+MIN_SHOWN_POINTS = 0.05  # less rounds to nothing
+ASSUMED_AGE = f"release unknown, assumed {TYPICAL_RELEASE}"
 
 
 def quality_lines(suggestion: Suggestion) -> Iterator[str]:
@@ -264,20 +291,17 @@ def quality_lines(suggestion: Suggestion) -> Iterator[str]:
     if len(shown) > SHOWN_SCORES:
         yield f"  and {len(shown) - SHOWN_SCORES} more"
     for what, loss in (("weights", suggestion.loss), ("KV cache", suggestion.cache_loss)):
-        if loss.value >= LEAST_SHOWN_POINTS:
+        if loss.value >= MIN_SHOWN_POINTS:
             yield (
                 f"  {what} at {_type_name(suggestion, what)}: {loss.value:.1f} points less "
                 f"({loss.low:.1f}-{loss.high:.1f}, {loss.basis.value})"
             )
-    parts = [f"{quality.low:.1f} at the low end"]
-    unseen = "age and thinking" if quality.task is ModelPurpose.CHAT else "age"
-    points = (
-        (unseen, quality.rank - quality.low),
-        ("few users", -few_uses_points(entry)),
-        ("weights and cache", -suggestion.loss.value - suggestion.cache_loss.value),
-        ("speed", suggestion.speed_points),
-    )
-    parts += [f"{value:+.1f} {why}" for why, value in points if abs(value) >= LEAST_SHOWN_POINTS]
+    terms = dict(suggestion.terms)
+    parts = [f"{terms.pop('low end'):.1f} at the low end"]
+    for term, value in terms.items():
+        if abs(value) >= MIN_SHOWN_POINTS:
+            assumed = "" if term != "age" or quality.is_age_known else f" ({ASSUMED_AGE})"
+            parts.append(f"{value:+.1f} {term}{assumed}")
     yield f"  ranked at {suggestion.worth:.1f}: {', '.join(parts)}"
 
 
@@ -392,7 +416,7 @@ def _suggestion_json(suggestion: Suggestion) -> Json:
     return {
         "id": suggestion.entry.id,
         "entry": card_entry_json(suggestion.entry),
-        **fields(suggestion, "rank worth is_quick is_preferred"),
+        **fields(suggestion, "rank worth is_notable is_quick is_preferred"),
         "quality": quality_json(suggestion),
         "plan": plan_fields(suggestion.plan),
     }
@@ -409,7 +433,7 @@ def card_entry_json(entry: Entry) -> Json:
 
 
 def card_json(entry: Entry, plan: Plan) -> Json:
-    """A card of the page. Recommendations are sorted by `is_preferred`, then by `worth`."""
+    """A card of the page. Recommendations are sorted by `is_notable`, then by `worth`."""
     result, speed = plan.result, plan_speed(plan)
     suggestion = Suggestion(entry=entry, plan=plan, task=task_of_entry(entry))
     return {
@@ -418,7 +442,7 @@ def card_json(entry: Entry, plan: Plan) -> Json:
         "told": _card_sentence(headline(result)),
         "variant": plan.variant.name,
         "is_good": plan.variant.is_good,
-        **fields(suggestion, "is_quick is_preferred"),
+        **fields(suggestion, "is_notable is_quick is_preferred"),
         "worth": round(suggestion.worth, 3),
         "context_tokens": plan.context_tokens,
         "cache": _cache_name(plan) or None,
@@ -435,7 +459,7 @@ def refused_card_json(entry: Entry, engine: str, message: str) -> Json:
         **_card_head(entry, engine),
         "status": "refused",
         "variant": None,
-        **dict.fromkeys(("is_good", "is_quick", "is_preferred"), False),
+        **dict.fromkeys(("is_good", "is_notable", "is_quick", "is_preferred"), False),
         "worth": 0.0,
         **dict.fromkeys(("context_tokens", "cache", "speed")),
         "way": "",

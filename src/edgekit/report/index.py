@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from edgekit.errors import EdgekitError
 from edgekit.index.database import header_of
-from edgekit.index.quality import Facts, Quality, quality_of
+from edgekit.index.quality import Quality
 from edgekit.index.records import header_json
 from edgekit.index.repositories import Form, names_of, repositories_of
 from edgekit.index.types import NO_HEADER, Entry, Index, ModelPurpose, Size, Source
+from edgekit.plan.recommend import entry_quality
 from edgekit.report.json import SCHEMA, Json, error_json, fields
 from edgekit.report.text import (
     PLAIN,
@@ -228,16 +229,7 @@ def _short_source(text: str) -> str:
 
 def _qualities(entry: Entry) -> tuple[Quality, ...]:
     """The model's quality at each of its tasks."""
-    facts = Facts(
-        parameters=entry.parameters,
-        active_parameters=entry.active_parameters,
-        released=entry.released,
-        family=entry.family,
-        kinds=entry.kinds,
-    )
-    return tuple(
-        quality_of(entry.repository or entry.id, kind, facts=facts) for kind in entry.kinds
-    )
+    return tuple(entry_quality(entry, kind) for kind in entry.kinds)
 
 
 def _score_lines(entry: Entry) -> Iterator[str]:

@@ -7,8 +7,13 @@ from collections.abc import Sequence
 
 from edgekit.app.search import Figures, Found, SearchAnswer
 from edgekit.errors import printable
-from edgekit.index.quality import QualityBasis, reference_benchmark
-from edgekit.report.cards import card_entry_json, machine_words
+from edgekit.index.quality import reference_benchmark
+from edgekit.report.cards import (
+    card_entry_json,
+    machine_words,
+    quality_range,
+    unmeasured_notes,
+)
 from edgekit.report.check import DEFAULT_CACHES, context_words, typical_figure
 from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
@@ -22,19 +27,21 @@ _HEAD = (
     "model", "size", "weights", "download", "context", "GiB", "tokens/s", "quality", "runs on", "licence",
 )  # fmt: skip
 _LEFT = frozenset({"model", "weights", "runs on", "licence"})
-_NARROW = ("licence", "size", "runs on", "download", "quality")  # left out, in this order
+_NARROW = ("licence", "size", "runs on", "download")  # left out, in this order
 _SHORTENED_FROM = 2  # so many columns are left out before names are shortened
 _MAX_LICENCE_CHARS = 12
 
 
 def search_text(answer: SearchAnswer, screen: Screen = PLAIN) -> str:
     """The screen: how many match, the table, and what the filters left out if nothing matches."""
+    unmeasured = unmeasured_notes(found.quality for found in answer.models)
+    machine_notes = answer.request.find_machine().notes if answer.models else ()
     sections: Sections = [
         ("", lambda screen: _table_lines(answer.models, screen.width) if answer.models else []),
         ("", [_skipped(answer)] if answer.passed_over else []),
         ("Filters", _count_rows(answer) if not answer.matching else []),
         ("Near", [", ".join(answer.near)] if answer.near else []),
-        ("Note", [*answer.notes, *(answer.request.find_machine().notes if answer.models else ())]),
+        ("Note", [*answer.notes, *unmeasured, *machine_notes]),
         ("Next", _next_rows(answer)),
     ]
     return render(search_headline(answer), sections, screen)
@@ -120,7 +127,7 @@ def _cells(found: Found) -> dict[str, str]:
         "model": printable(entry.id),
         "size": "?" if entry.parameters is None else short_count(entry.parameters),
         "weights": "",
-        "quality": _quality_words(found),
+        "quality": quality_range(found.quality, found.loss),
         "runs on": "",
         "licence": shorten(entry.licence or "?", _MAX_LICENCE_CHARS),
     }
@@ -143,13 +150,6 @@ def _cells(found: Found) -> dict[str, str]:
         "tokens/s": speed if figures.fits else "too large",
         "runs on": figures.runs_on if figures.fits else "",
     }
-
-
-def _quality_words(found: Found) -> str:
-    """'61-74', the 80 % interval less what the quantisation costs; '~' if it was not measured."""
-    quality = found.quality
-    about = "" if quality.basis is QualityBasis.MEASURED else "~"
-    return f"{about}{max(quality.low - found.loss, 0):.0f}-{max(quality.high - found.loss, 0):.0f}"
 
 
 def search_json(answer: SearchAnswer) -> Json:

@@ -23,7 +23,7 @@ from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.machine.what_if import what_if_machine
 from edgekit.plan.choice import READING_TOKENS_PER_S
-from edgekit.plan.recommend import POINTS_PER_HALVING, rank_of
+from edgekit.plan.recommend import POINTS_OF_DRAWBACK, POINTS_PER_HALVING, rank_of
 from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
 
@@ -134,7 +134,8 @@ def test_slow_model_is_worth_less() -> None:
     assert not slow.is_quick
     halvings = -math.log2((slow.plan.steady_tokens_per_s or 0) / 8)
     lost = slow.loss.value + slow.cache_loss.value + POINTS_PER_HALVING * halvings
-    assert slow.worth == pytest.approx(slow.rank - lost)
+    assert slow.drawback == "slower than reading"
+    assert slow.worth == pytest.approx(slow.rank - lost - POINTS_OF_DRAWBACK)
     assert result.suggestions[0].entry.id != "gemma-3-27b"
     for suggestion in result.suggestions:
         assert suggestion.plan.speed is not None
@@ -149,6 +150,30 @@ def test_no_slow_model_ranks_before_one_at_reading_speed() -> None:
     assert ids(result) == ["gemma-4-26b-a4b", "gpt-oss-20b", "qwen3.6-27b"]
     assert [suggestion.is_quick for suggestion in result.suggestions] == [True, True, False]
     assert skipped(result) == {SLOW: 1}
+
+
+@pytest.mark.parametrize(
+    ("device", "task"),
+    [("iPhone 16", "chat"), ("RTX 3060", "code"), ("M2 8GB", "vision")],
+)
+def test_terms_add_up_to_the_worth_that_the_list_is_sorted_by(device: str, task: str) -> None:
+    request = Request(machine=what_if_machine(devices=[device]), purpose=ModelPurpose(task))
+    found = find_best(sampled(read_index().entries, each=2), request).suggestions
+    for each in found:
+        assert sum(each.terms.values()) == each.worth
+        assert each.worth == pytest.approx(each.rank + sum(list(each.terms.values())[4:]))
+    listed = [(each.is_notable, each.worth) for each in found]
+    # only the last place may go to a model at reading speed instead
+    ordered = listed if any(each.is_quick for each in found[:-1]) else listed[:-1]
+    assert ordered == sorted(ordered, reverse=True)
+
+
+def test_much_better_model_just_below_reading_speed_ranks_before_a_poor_quick_one() -> None:
+    names = ("qwen3.5-4b", "granite-3.3-2b-instruct")
+    request = Request(machine=what_if_machine(devices=["iPhone 16"]), purpose=ModelPurpose.CODE)
+    better, poor = find_best([find_entry(name) for name in names], request).suggestions
+    assert (better.entry.id, poor.entry.id) == names
+    assert (better.is_quick, poor.is_quick) == (False, True)
 
 
 def test_tiny_fast_model_does_not_displace_a_better_slow_one() -> None:

@@ -141,6 +141,14 @@ def test_context_and_speed_stay_below_their_bounds() -> None:
             assert one._bound(entry) <= one.key(found), entry.id
 
 
+@pytest.mark.parametrize("sort", Sort)
+@pytest.mark.parametrize("words", ["qwen3-8b", "Qwen/Qwen3-8B", "qwen3 8b"])
+def test_model_that_is_named_exactly_comes_first_in_every_order(words: str, sort: Sort) -> None:
+    answer = ask(words, request={**CARD, "limit": 3}, sort=sort.value)
+    assert ids(answer)[0] == "qwen3-8b"
+    assert len(answer.models) == 3
+
+
 def test_quality_puts_models_that_do_not_suit_the_task_last() -> None:
     answer = ask("qwen coder", request={**CARD, "limit": 12})
     suited = [suits_task(found.entry, ModelPurpose.CODE) for found in answer.models]

@@ -141,6 +141,17 @@ def test_changed_catalog_is_searched_again(catalog: Index) -> None:
     assert "gemma-3-1b" not in [suggestion.entry.id for suggestion in result.suggestions]
 
 
+def test_other_quality_data_is_searched_again(
+    single_model: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recommend_from(single_model, cpu(8))
+    recommend_from(single_model, cpu(8))
+    assert len(list(folder().glob("*.json"))) == 1
+    monkeypatch.setattr("edgekit.app.candidates.data_stamp", lambda: "of an update")
+    recommend_from(single_model, cpu(8))
+    assert len(list(folder().glob("*.json"))) == 2
+
+
 def test_unwritable_folder_is_ignored(
     single_model: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -13,6 +13,8 @@ from tests.header_files import ARCHITECTURE, FLOAT32, UINT32, entry, gguf, key
 
 from edgekit.cli import main
 from edgekit.index.names import find_entry
+from edgekit.index.types import ModelPurpose
+from edgekit.plan.recommend import entry_quality
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +167,16 @@ def test_show_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert {row["task"] for row in answer["quality"]} == set(answer["kinds"])
     assert all(row["low"] < row["value"] < row["high"] for row in answer["quality"])
     assert answer["sources"]["licence"]["licence"]
+
+
+@pytest.mark.parametrize("name", ["chatglm3-6b", "qwen3-8b"])
+def test_show_json_has_the_quality_that_recommend_goes_by(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The release of chatglm3-6b is unknown; its files say when it was the earliest."""
+    entry = find_entry(name)
+    for row in json.loads(run_index(capsys, "show", name, "--json")[1])["quality"]:
+        assert row["value"] == entry_quality(entry, ModelPurpose(row["task"])).value
 
 
 def test_show_json_keys_are_documented(capsys: pytest.CaptureFixture[str]) -> None:

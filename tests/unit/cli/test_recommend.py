@@ -62,7 +62,7 @@ def test_json_suggestions_are_ordered_and_fit(capsys: pytest.CaptureFixture[str]
     assert len(answer["suggestions"]) == 3
     assert (answer["task"], answer["engine"]) == ("chat", "llama.cpp")
     worths = [
-        (suggestion["is_preferred"], suggestion["worth"]) for suggestion in answer["suggestions"]
+        (suggestion["is_notable"], suggestion["worth"]) for suggestion in answer["suggestions"]
     ]
     assert worths == sorted(worths, reverse=True)
     for suggestion in answer["suggestions"]:

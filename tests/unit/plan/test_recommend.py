@@ -13,7 +13,7 @@ from edgekit.index.names import find_entry
 from edgekit.index.quality import QualityBasis
 from edgekit.index.types import ModelPurpose
 from edgekit.plan.recommend import (
-    MOST_POINTS_OF_USES,
+    MAX_POINTS_OF_USES,
     embedding_points,
     entry_quality,
     few_uses_points,
@@ -21,6 +21,7 @@ from edgekit.plan.recommend import (
     rank_of,
     ranked_for,
     speed_points,
+    suits_task,
     version_of,
 )
 
@@ -36,7 +37,7 @@ def test_rank_is_the_low_end_of_the_quality_less_age_and_thinking() -> None:
 def test_few_users_cost_a_little() -> None:
     """Ornith is known from its maker's scores only, and few people use it: Qwen3.6 of the same size ranks higher."""
     ornith, qwen = find_entry("ornith-1.0-35b"), find_entry("qwen3.6-35b-a3b")
-    assert few_uses_points(qwen) == 0 < few_uses_points(ornith) <= MOST_POINTS_OF_USES
+    assert few_uses_points(qwen) == 0 < few_uses_points(ornith) <= MAX_POINTS_OF_USES
     assert rank_of(ornith, CODE) < rank_of(qwen, CODE)
 
 
@@ -87,6 +88,11 @@ def test_ranked_models_answer_and_do_not_embed(task: ModelPurpose) -> None:
     # ERNIE-4.5-21B-A3B-PT answers: its publisher means PyTorch
     names = [entry.id for entry in ranked if not entry.id.startswith("ernie-4.5")]
     assert not any(name.endswith(("-base", "-pt")) for name in names)
+
+
+def test_models_for_medicine_only_are_not_offered() -> None:
+    entry = find_entry("medgemma-4b-it")
+    assert not any(suits_task(entry, task) for task in (CHAT, ModelPurpose.VISION))
 
 
 def test_general_models_are_ranked_for_code_by_their_scores() -> None:

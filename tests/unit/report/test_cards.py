@@ -99,13 +99,15 @@ Best for chat on RTX 4090 + 64 GiB RAM: gemma-3-27b
 Runs on your RTX 4090 at Q4_K_M, just: 20.5 of 22.5 GiB at 32K, about 36
 tokens/s
 
-   model          weights  download  context      GiB used  tokens/s    runs on
-1  gemma-3-27b    Q4_K_M    16.5 GB      32K  20.5 of 22.5        36        GPU
-2  qwen3-30b-a3b  Q4_K_M    18.6 GB      32K  10.5 of 10.5       3.4  GPU + CPU
+   model          weights  download  context   GiB  tokens/s  quality    runs on
+1  gemma-3-27b    Q4_K_M    16.5 GB      32K  20.5        36   ~44-66        GPU
+2  qwen3-30b-a3b  Q4_K_M    18.6 GB      32K  10.5       3.4   ~45-67  GPU + CPU
 
 skipped: 26 too large, 1 with too short a context
 
-Note     assumes the machine is otherwise idle
+Note     ~ quality estimated from size, age and related models: no scores for
+           this task
+         assumes the machine is otherwise idle
 
 Next     edgekit plan gemma-3-27b --device 'RTX 4090' --ram 64G
 """
@@ -276,10 +278,10 @@ def cells(plan: Plan, entry: Entry = GEMMA) -> list[str]:
 
 def test_cards_text_of_an_embedding_model_has_its_reading_speed() -> None:
     embedder = replace(GEMMA, kinds=(ModelPurpose.EMBEDDING,))
-    assert cells(one_card(), embedder)[-2] == "1,900"  # the geometric mean of 940 and 3,721
+    assert cells(one_card(), embedder)[-3] == "1,900"  # the geometric mean of 940 and 3,721
     without_prefill = at_speed(one_card(), replace(SPEED, prefill=None))
-    assert cells(without_prefill, embedder)[-2] == "?"
-    assert cells(at_speed(one_card(), None))[-2] == "?"
+    assert cells(without_prefill, embedder)[-3] == "?"
+    assert cells(at_speed(one_card(), None))[-3] == "?"
 
 
 def test_cards_text_shows_cache_type_and_users() -> None:
@@ -292,11 +294,12 @@ def test_cards_text_shows_cache_type_and_users() -> None:
     assert cells(for_four_users)[4] == "4 x 8K"
 
 
-@pytest.mark.parametrize(
-    "name", ["llama-3.3-nemotron-super-49b-v1", "qwen3-coder-30b-a3b-instruct"]
-)
+@pytest.mark.parametrize("name", ["llama-3.1-nemotron-8b-ultra", "qwen3-coder-30b-a3b-instruct"])
 def test_cards_text_cuts_no_name_at_80_columns(name: str) -> None:
-    """Other columns are left out: parameters, usable memory, the download. Where it runs is always shown."""
+    """Other columns are left out: parameters, usable memory, the download, the memory.
+
+    Quality and where it runs are always shown.
+    """
     text = cards_text(
         recommendation(suggestion(experts_in_ram(), replace(MOE, id=name))), screen=Screen(width=80)
     )
@@ -317,6 +320,33 @@ def test_cards_text_cuts_no_name_at_80_columns(name: str) -> None:
 )
 def test_cards_text_shows_where_a_model_runs(plan: Any, where: str) -> None:
     assert cells(plan(), MOE)[-1] == where
+
+
+def test_cards_text_marks_a_quality_that_does_not_rest_on_the_models_own_scores() -> None:
+    measured = replace(GEMMA, id="phi-4", repository="microsoft/phi-4", family="phi-4")
+    note = "~ quality estimated from size, age and related models"
+    for entry, is_marked in ((measured, False), (GEMMA, True)):
+        text = cards_text(recommendation(suggestion(one_card(), entry)), screen=Screen(width=100))
+        assert (note in text) is is_marked
+        assert cells(one_card(), entry)[-2].startswith("~") is is_marked
+
+
+@pytest.mark.parametrize(
+    ("released", "not_before", "age"),
+    [  # 1.19 years after the start of 2024: 12 * (2.5 - 1.19)
+        ("2025-03-12", None, "-15.7 age,"),
+        (None, "2025-03-12", "-15.7 age,"),
+        (None, None, "-12.0 age (release unknown, assumed mid-2025),"),
+    ],
+)
+def test_cards_text_with_why_says_if_the_age_is_assumed(
+    released: str | None, not_before: str | None, age: str
+) -> None:
+    entry = replace(GEMMA, id="xylograph-27b", family="xylograph", released=released)
+    entry = replace(entry, not_before=not_before)
+    text = cards_text(recommendation(suggestion(one_card(), entry)), why=True)
+    assert age in " ".join(text.split())
+    assert ("released 2025-03 or later" in text) is (not_before is not None)
 
 
 # JSON.

@@ -31,7 +31,7 @@ const byName = (a, b) => inOrder(a.model.id, b.model.id);
 const asText = (a, b) => Number(a > b) - Number(a < b);
 const fitFirst = (a, b) => Number(isFitting(b.card)) - Number(isFitting(a.card));
 const first = (key) => (a, b) => Number(b.card?.[key] ?? 0) - Number(a.card?.[key] ?? 0);
-const MERITS = [fitFirst, first("is_good"), first("is_preferred"), first("worth")]; // as `edgekit recommend` goes by them
+const MERITS = [fitFirst, first("is_good"), first("is_notable"), first("worth")]; // as `edgekit recommend` goes by them
 const byMerit = (a, b) => MERITS.reduce((found, merit) => found || merit(a, b), 0);
 
 /** Name in the address -> which of two comes first. */
