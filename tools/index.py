@@ -245,7 +245,12 @@ def is_model(row: Mapping[str, Any], *, has_files: bool) -> bool:
         return False
     facts = ("geometry_llmfit", "licence", "released", "hf_downloads", "ollama_pulls")
     has_size = bool(row["parameters"]) and row.get("parameters_from") != "name"
-    if has_files or has_size or any(row[fact] for fact in facts) or is_base_model(row["hub_id"].lower()):
+    if (
+        has_files
+        or has_size
+        or any(row[fact] for fact in facts)
+        or is_base_model(row["hub_id"].lower())
+    ):
         return True
     is_listed = bool(REGISTRIES & {item["scheme"] for item in row["names"]})
     is_of_a_kind = bool(KINDS_OF_A_REGISTRY & set(row["kinds"]))
@@ -765,12 +770,13 @@ def _without_geometry(entry: Entry) -> Entry:
             active_parameters=None if named.has_experts else named.parameters,
             sources={**entry.sources, "parameters": origin, "active_parameters": origin},
         )
-    factor = 1.0 if entry.active_parameters == entry.parameters else 1.05
+    parameters = entry.parameters or 0
+    factor = 1.0 if entry.active_parameters == parameters else 1.05
     sizes = []
     for mix in USUAL_MIXES:
         known = mix_by_name(mix)
         if known is not None:
-            size = round(entry.parameters * known.bits_per_weight / 8 * factor)
+            size = round(parameters * known.bits_per_weight / 8 * factor)
             sizes.append(Size(mix=mix, tensor_bytes=size, basis=Basis.ASSUMED))
     source = Source(text="parameters x bits of the quantisation", basis=Basis.ASSUMED)
     return replace(
