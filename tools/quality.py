@@ -673,8 +673,8 @@ def written(data: Mapping[str, Any]) -> str:
 
 # --- Losses ----------------------------------------------------------------------------------------------------------
 
-# Divergences of llama.cpp's types (its own table, Llama 3 8B) beside losses in hard tasks at the same bits and the same
-# kind of rounding: points = LOSS_SCALE * divergence ** LOSS_POWER, fitted to them by loss_line.
+# Divergences of the types of llama.cpp (its own table, Llama 3 8B) next to losses in hard tasks at the same bits and
+# the same kind of rounding: points = LOSS_SCALE * divergence ** LOSS_POWER, fitted to them by loss_line.
 ALIKE = (
     ("Q8_0", "MLX q8"),
     ("Q6_K", "MLX q6"),

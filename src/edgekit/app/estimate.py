@@ -78,7 +78,7 @@ def estimate_named(resolved: ResolvedModel, request: Request, session: Session) 
         load = replace(load, sequences=users)
     values = with_projector_path(opened, rules, values)
     price = (session.pricing or price_loads)(opened, rules.name, values, session.reach)
-    header = None if session.text_only else projector_beside(opened, rules, values, session.reach)
+    header = None if session.text_only else projector_to_load(opened, rules, values, session.reach)
     if header is not None:
         price = with_lines(price, partial(rules.projector_lines, header))
     bill = bill_of(opened, rules, values, load=load, setup=setup, estimate=price(load, setup))
@@ -213,12 +213,12 @@ def task_of(
     bill: Price | None = None
     if companions_in(rules.flags, values):
         bill = (session.pricing or price_loads)(opened, engine, values, session.reach)
-    header = None if session.text_only else projector_beside(opened, rules, values, session.reach)
-    beside: Callable[[Load, Setup], tuple[MemoryLine, ...]] | None = None
+    header = None if session.text_only else projector_to_load(opened, rules, values, session.reach)
+    companion_lines: Callable[[Load, Setup], tuple[MemoryLine, ...]] | None = None
     if header is not None:
-        beside = partial(rules.projector_lines, header)
+        companion_lines = partial(rules.projector_lines, header)
         if bill is not None:
-            bill = with_lines(bill, beside)
+            bill = with_lines(bill, companion_lines)
     return Task(
         model=opened.model,
         engine=engine,
@@ -226,7 +226,7 @@ def task_of(
         load=load,
         start=start,
         bill=bill,
-        beside=beside,
+        companion_lines=companion_lines,
         job=request.job,
         min_context=request.min_context,
         alternatives=opened.files.alternatives if opened.files is not None else (),
@@ -270,14 +270,14 @@ def values_for_users(
 NEXT_TO_MODEL = "auto"  # the projector file in the model's folder
 
 
-class _Beside:
+class _CachedProjector:
     """The header of the projector in a model's repository, read once."""
 
     def __init__(self) -> None:
         self.header = Cached[ModelHeader | None]()
 
 
-def projector_beside(
+def projector_to_load(
     opened: OpenModel, rules: Engine, values: Values, reach: Reach
 ) -> ModelHeader | None:
     """The projector that the engine loads unasked, if there is one and its size is known."""
@@ -292,7 +292,7 @@ def projector_beside(
             return header
         return None
 
-    return opened.model.prepared(_Beside).header.get(read)
+    return opened.model.prepared(_CachedProjector).header.get(read)
 
 
 def with_projector_path(opened: OpenModel, rules: Engine, values: Values) -> dict[str, Any]:

@@ -362,7 +362,9 @@ class Task:
     start: Start = field(default_factory=Start)
     bill: Price | None = field(default=None, repr=False)  # None: the engine's bill of the model
     # Lines of a file that the engine loads with any of the variants: the projector of a repository.
-    beside: Callable[[Load, Setup], tuple[MemoryLine, ...]] | None = field(default=None, repr=False)
+    companion_lines: Callable[[Load, Setup], tuple[MemoryLine, ...]] | None = field(
+        default=None, repr=False
+    )
     job: Job | None = None
     min_context: int | None = None
     window_budget_bytes: int | None = None  # SPEC W2: size of the cache if no context is given

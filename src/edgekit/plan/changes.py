@@ -340,7 +340,17 @@ def _engine(task: Task, _: Verdict) -> Iterator[Change]:
         other = streaming[0]
         load = Load(context_tokens=task.load.context_tokens)
         outcome = "fits, but slow ({});"
-    verdict = _judge(replace(task, engine=other, load=load, start=Start(), bill=None, variants=()))
+    verdict = _judge(
+        replace(
+            task,
+            engine=other,
+            load=load,
+            start=Start(),
+            bill=None,
+            companion_lines=None,
+            variants=(),
+        )
+    )
     if verdict is not None:
         yield Change(
             kind=ChangeKind.ENGINE,

@@ -103,19 +103,21 @@ CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its cach
 
 
 def price_of(task: Task) -> Price:
-    """The bill of the task for a load and a setup, with the file that is loaded beside its weights."""
+    """The bill of the task for a load and a setup, with the file that is loaded with its weights."""
     if task.bill is not None:
         return task.bill
     alone = partial(engine_named(task.engine).estimate, task.model)
-    return alone if task.beside is None else with_lines(alone, task.beside)
+    return alone if task.companion_lines is None else with_lines(alone, task.companion_lines)
 
 
-def with_lines(price: Price, beside: Callable[[Load, Setup], tuple[MemoryLine, ...]]) -> Price:
-    """The price with the lines of a file that is loaded beside the model."""
+def with_lines(
+    price: Price, companion_lines: Callable[[Load, Setup], tuple[MemoryLine, ...]]
+) -> Price:
+    """The price with the lines of a file that is loaded with the model."""
 
     def bill(load: Load, setup: Setup) -> MemoryEstimate:
         alone = price(load, setup)
-        return replace(alone, lines=(*alone.lines, *beside(load, setup)))
+        return replace(alone, lines=(*alone.lines, *companion_lines(load, setup)))
 
     return bill
 

@@ -1,6 +1,6 @@
 """Attention to pools of cells that an indexer selects, next to delta nets: GLM 5 Next and Qwen 4 exp.
 
-Every pool of a few cells has one pooled key, kept in the indexer's cache beside the keys of the cells. The graph is
+Every pool of a few cells has one pooled key, kept in the indexer's cache next to the keys of the cells. The graph is
 reserved as if the cache were full (llama-memory-hybrid-idx.cpp @ b11549).
 """
 
