@@ -66,6 +66,7 @@ PURPOSES = {
 }
 # Models whose config was copied for its text alone: it names an encoder that the released model does not have.
 WITHOUT_ENCODER = {"google/gemma-4-12b-it"}
+WRONG_PARAMETERS = {"xai-org/grok-1"}  # DATA has 36 B; the publisher says 314 B
 # Relations of geometries.jsonl.gz that only a name tells: the base is not stated anywhere.
 GUESSED = {"its name says that its weights are an edit", "a copy under the same name"}
 # Mixes whose sizes are estimated for a model of which only the number of parameters is known.
@@ -109,6 +110,8 @@ def source_of(label: str | None, sources: list[Source]) -> Source | None:
     word = (label or "").partition(" ")[0].lower()
     if word in {"hub", "older"}:
         word = "llmfit"
+    if word == "xinference":
+        word = "xorbitsai"  # its account
     if word in {"name", ""}:
         return None
     basis = (
@@ -288,7 +291,7 @@ def _merged(item: Known, row: Mapping[str, Any]) -> Known:
         facts[name] = source
 
     doubts = " ".join(row["doubts"] or ())
-    if "parameters" not in doubts:
+    if "parameters" not in doubts and row["hub_id"] not in WRONG_PARAMETERS:
         add("parameters", row["parameters"], row["parameters_from"])
         add("active_parameters", row["active_parameters"], row["active_from"])
     if "context" not in doubts:
@@ -407,7 +410,8 @@ class Geometries:
         own = self.gathered.configs.get(key)
         if own is not None:
             basis = Basis(own.get("basis", Basis.EXACT.value))
-            return _from_config(item, own["config"], own["source"], own["licence"], basis)
+            full = with_stated_context(item, own["config"])
+            return _from_config(item, full, own["source"], own["licence"], basis)
         sibling = self.gathered.siblings.get(key)
         if sibling is None:
             return _assumed(item, self.templates)
@@ -417,7 +421,7 @@ class Geometries:
         basis = Basis.ASSUMED if is_guessed else Basis.EXACT
         config = self._config(sibling["like"])
         if config and not contradicts(item, config):
-            changed = merged(config, sibling.get("differs") or {})
+            changed = with_stated_context(item, merged(config, sibling.get("differs") or {}))
             return _from_config(item, changed, text, sibling.get("licence"), basis)
         base = self.known.get(sibling["like"].lower())
         if base is None or base.entry.header is None or sibling.get("differs"):
@@ -430,6 +434,23 @@ class Geometries:
         if row is not None:
             return dict(row["config"])
         return {} if item is None or item.entry.header is None else item.entry.header.config
+
+
+def with_stated_context(item: Known, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the context that DATA states for the model, if it has none or a shorter one.
+
+    Copies of a config are often shortened for a device ("512" of Yi-6B-Chat). One with scaled positions stays.
+    """
+    stated = item.entry.native_context
+    inner = _inner(config)
+    names = [name for name in CONTEXT_KEYS if type(inner.get(name)) is int]
+    is_longer = not names or inner[names[0]] < (stated or 0)
+    if stated is None or inner.get("rope_scaling") or not is_longer:
+        return dict(config)
+    changed = {**inner, (names[0] if names else CONTEXT_KEYS[0]): stated}
+    return next(
+        ({**config, name: changed} for name, value in config.items() if value is inner), changed
+    )
 
 
 def contradicts(item: Known, config: Mapping[str, Any]) -> bool:
@@ -494,7 +515,8 @@ def _from_config(
         value = facts[name]
         if value is None or (name == "parameters" and entry.parameters is not None):
             continue
-        if name == "native_context" and basis is Basis.ASSUMED and entry.native_context is not None:
+        is_stated = basis is Basis.ASSUMED or value == entry.native_context
+        if name == "native_context" and entry.native_context is not None and is_stated:
             continue
         if (
             name == "active_parameters"
@@ -569,6 +591,7 @@ INNER_ARCHITECTURES = {
     "nvembed": "mistral",
 }
 MOST_TEMPLATES = 3
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 LAYER_LISTS = (
     "layer_types",
     "mlp_layer_types",
@@ -896,6 +919,16 @@ def _spelling_rows(
 SCHEMES = {"ollama", "lmstudio", "gpustack", "xinference", "ramalama", "docker", "display"}
 
 
+# A version or a date in a tag: "v0.1", "2407", not the size "3.8b".
+_VERSION = re.compile(r"(?<![a-z0-9.])v?(\d+\.\d+|\d{4})(?![\d.]*[bmk])")
+
+
+def has_other_version(tag: str, entry: Entry) -> bool:
+    """Whether the tag names another version than the model: "command-r:35b-v0.1" is not command-r-08-2024."""
+    names = f"{entry.id} {entry.repository or ''}".lower()
+    return any(version not in names for version in _VERSION.findall(tag))
+
+
 def _aliases(data: Path, by_name: Mapping[str, Entry], sources: Sources) -> list[tuple[Cell, ...]]:
     """Names that other programs use: exact ones, and those without a tag in other spellings."""
     rows: list[tuple[Cell, ...]] = []
@@ -912,7 +945,7 @@ def _aliases(data: Path, by_name: Mapping[str, Entry], sources: Sources) -> list
             if "-" in row["tag"]
             else entry
         )
-        if entry is not None:
+        if entry is not None and not has_other_version(row["tag"].lower(), entry):
             rows.append((row["tag"].lower(), entry.id, "ollama", number, 0))
     for row in rows_of(data, "names"):
         entry = by_name.get(current_name(row["hub_id"]))

@@ -440,7 +440,8 @@ _BASE_OWNERS = frozenset({
     "01-ai", "bigcode", "bigscience", "databricks", "google", "internlm", "meta-llama", "mistralai", "tiiuae",
 })  # fmt: skip
 _ANSWERS = re.compile(
-    r"(?:^|[-_.])(?:it|instruct|chat|thinking|reasoning|devstral|magistral|codestral)(?:$|[-_.])",
+    r"(?:^|[-_.])(?:it|instruct|chat|thinking|reasoning|devstral|magistral|codestral|mathstral|pixtral|mistral-medium"
+    r"|mistral-small-4|bloomz|mix|ft|reward|guard|llamaguard|shieldgemma|h1r|intern-s\d)(?:$|[-_.])",
     re.IGNORECASE,
 )
 
