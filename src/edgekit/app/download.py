@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgekit.app.open import DEFAULT_MIX, open_named
+from edgekit.app.open import open_named
 from edgekit.app.run import none_found, published_files
 from edgekit.engines import default_engine
 from edgekit.errors import (
@@ -103,10 +103,9 @@ def _known_repositories(
         ggufs = repositories_of(entry.id, Form.GGUF)
         if names and all(row.tag(quant) is None for row in ggufs):
             return entry, names, match.note
-    elif not entry.has_geometry:
-        quant = DEFAULT_MIX  # its memory is not known well enough to choose for the machine
     request = Request(engines=(default_engine().name,), machine=detect())
-    resolved = open_named(f"catalog:{entry.id}")
+    chooses = quant is None and entry.has_geometry  # else its layers are not needed
+    resolved = open_named(f"catalog:{entry.id}") if chooses else None
     return entry, published_files(resolved, entry.id, quant, request)[1], match.note
 
 
