@@ -19,7 +19,7 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.index import entry_with_id
-from edgekit.index.names import entry_named, is_path
+from edgekit.index.names import entry_named, is_path, with_near
 from edgekit.index.repositories import Form, model_at, repositories_of
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.probes import detect
@@ -63,7 +63,10 @@ def download(
         fetched = download.size_bytes
         return True
 
-    files = _first_found(reference, entry, references, session, confirm, projector=projector)
+    try:
+        files = _first_found(reference, entry, references, session, confirm, projector=projector)
+    except (NotFoundError, RemoteInspectError) as error:
+        raise error if entry is not None else with_near(error, reference) from error
     if files.origin is Origin.SAMPLE:
         raise UsageError(f"{reference} is a sample header: there is nothing to download")
     paths = [*map(_path_of, (*files.weights, *(files.projectors[:1] if projector else ())))]

@@ -24,3 +24,10 @@ def test_model_of_unknown_layers_and_size_is_downloaded_from_its_known_repositor
     assert (
         "bartowski/mistralai_Magistral-Small-2506-GGUF is not in the Hugging Face cache" in message
     )
+
+
+def test_closed_model_is_not_downloaded_and_the_error_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["download", "gpt-4o", "--offline"]) == 4
+    assert "is a closed model: OpenAI does not publish its weights" in capsys.readouterr().err
