@@ -21,7 +21,13 @@ from edgekit.index.merge import MAX_FILE_BYTES, CheckedIndex, check_index, merge
 from edgekit.index.tables import CHECKSUMS_NAME, SQLITE_NAME, sha256_of
 from edgekit.sources.address import is_loopback, redact, site_of
 from edgekit.sources.http import Transport
-from edgekit.sources.local import create_data_folder, data_folder, open_regular, try_lock
+from edgekit.sources.local import (
+    create_data_folder,
+    data_folder,
+    expand_home,
+    open_regular,
+    try_lock,
+)
 
 if TYPE_CHECKING:
     from edgekit.index.merge import Merged
@@ -181,7 +187,7 @@ class _Source:
 
     def __init__(self, address: str, reach: Reach) -> None:
         self._address = address
-        self._path = Path(os.path.expanduser(address))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+        self._path = expand_home(address)
         self._is_url = "://" in address
         self._transport = Transport(reach)
         if not self._is_url:
