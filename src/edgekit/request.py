@@ -17,6 +17,7 @@ from edgekit.engines import engine_name, engine_named, engine_names, every_engin
 from edgekit.engines.flags import (
     COMMON,
     CONTEXT,
+    MOST_NUMBER,
     QUANT,
     Flag,
     Whole,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 
 ALL, AUTO = "all", "auto"
+MOST_SHOWN = 100  # models of search and recommend: each is planned
 # Other words for a task, and for the option that sets the context.
 _PURPOSES = {
     "embed": "embedding",
@@ -285,8 +287,8 @@ def _parsed(
         text = fields.get(name)
         return None if text is None else parse(text)
 
-    def number(name: str, least: int) -> int | None:
-        return read_number(f"--{name.replace('_', '-')}", fields.get(name), least=least)
+    def number(name: str, least: int, most: int = MOST_NUMBER) -> int | None:
+        return read_number(f"--{name.replace('_', '-')}", fields.get(name), least, most)
 
     engine: str = AUTO if fields.get("engine") is None else fields["engine"]
     word = engine.lower()
@@ -331,7 +333,7 @@ def _parsed(
         prefer_accurate_kv=bool(fields.get("prefer_accurate_kv")),
         drafter=not fields.get("no_drafter"),
         purpose=parsed("task", _purpose),
-        limit=number("limit", 1),
+        limit=number("limit", 1, MOST_SHOWN),
         all_sizes=bool(fields.get("all_sizes")),
         latency=parsed("latency", _latency),
         unreadable=unreadable,

@@ -167,11 +167,15 @@ def _check_assumed(
     The first has no command, because there is no file to start. The second is started with its known repository; the
     engine has to divide its layers, which are not known here, between the devices.
     """
-    bill = choice.bill(engine)
     stand_in = OpenModel(label=choice.assumed.name, model=choice.stand_in)
     task, values = task_of(resolved, stand_in, engine, request, session)
     rules = engine_named(engine)
-    unused = [flag for flag in rules.flags if flag.key in rules.companions & values.keys()]
+    used = {rules.quant_key} if choice.assumed.is_known else set()
+    if used & values.keys():
+        choice = choice.at_mix(values[rules.quant_key])
+    bill = choice.bill(engine)
+    given = rules.companions & values.keys() - used
+    unused = [flag for flag in rules.flags if flag.key in given]
     if unused:
         raise UsageError(
             f"{'/'.join(unused[0].names)} does not apply to {resolved.name!r}, of which only the name is known: "

@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgekit.app.open import DEFAULT_MIX, open_named
+from edgekit.app.open import open_named
 from edgekit.app.run import none_found, published_files
 from edgekit.engines import default_engine
 from edgekit.errors import (
@@ -19,7 +19,7 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.index import entry_with_id
-from edgekit.index.names import entry_named, is_path
+from edgekit.index.names import entry_named, is_path, with_near
 from edgekit.index.repositories import Form, model_at, repositories_of
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.probes import detect
@@ -63,7 +63,10 @@ def download(
         fetched = download.size_bytes
         return True
 
-    files = _first_found(reference, entry, references, session, confirm, projector=projector)
+    try:
+        files = _first_found(reference, entry, references, session, confirm, projector=projector)
+    except (NotFoundError, RemoteInspectError) as error:
+        raise error if entry is not None else with_near(error, reference) from error
     if files.origin is Origin.SAMPLE:
         raise UsageError(f"{reference} is a sample header: there is nothing to download")
     paths = [*map(_path_of, (*files.weights, *(files.projectors[:1] if projector else ())))]
@@ -103,10 +106,9 @@ def _known_repositories(
         ggufs = repositories_of(entry.id, Form.GGUF)
         if names and all(row.tag(quant) is None for row in ggufs):
             return entry, names, match.note
-    elif not entry.has_geometry:
-        quant = DEFAULT_MIX  # its memory is not known well enough to choose for the machine
     request = Request(engines=(default_engine().name,), machine=detect())
-    resolved = open_named(f"catalog:{entry.id}")
+    chooses = quant is None and entry.has_geometry  # else its layers are not needed
+    resolved = open_named(f"catalog:{entry.id}") if chooses else None
     return entry, published_files(resolved, entry.id, quant, request)[1], match.note
 
 

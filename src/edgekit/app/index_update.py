@@ -21,7 +21,13 @@ from edgekit.index.merge import MAX_FILE_BYTES, CheckedIndex, check_index, merge
 from edgekit.index.tables import CHECKSUMS_NAME, SQLITE_NAME, sha256_of
 from edgekit.sources.address import is_loopback, redact, site_of
 from edgekit.sources.http import Transport
-from edgekit.sources.local import create_data_folder, data_folder, open_regular, try_lock
+from edgekit.sources.local import (
+    create_data_folder,
+    data_folder,
+    expand_home,
+    open_regular,
+    try_lock,
+)
 
 if TYPE_CHECKING:
     from edgekit.index.merge import Merged
@@ -114,7 +120,10 @@ def update_index(published: Published | None, reach: Reach) -> IndexUpdate:
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Let one update run at a time. The system releases the lock of a process that is killed."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise _not_writable(path.parent, error) from error
     try:
         deadline = time.monotonic() + WAIT_S
         while not try_lock(descriptor):
@@ -132,8 +141,18 @@ def _temporary_folder(folder: Path) -> Iterator[Path]:
     prefix = f"{SQLITE_NAME}."
     for left in folder.glob(f"{prefix}*.part"):
         shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=prefix, suffix=".part") as name:
+    try:
+        temporary = tempfile.TemporaryDirectory(dir=folder, prefix=prefix, suffix=".part")
+    except OSError as error:
+        raise _not_writable(folder, error) from error
+    with temporary as name:
         yield Path(name)
+
+
+def _not_writable(folder: Path, error: OSError) -> SourceError:
+    return SourceError(
+        f"cannot write to {folder} ({error.strerror}): set EDGEKIT_DATA to another folder"
+    )
 
 
 def _verified(published: Published, reach: Reach, folder: Path) -> tuple[Path, str, str | None]:
@@ -164,14 +183,21 @@ def _verified(published: Published, reach: Reach, folder: Path) -> tuple[Path, s
 
 
 class _Source:
-    """A URL or a path, and the files next to it."""
+    """A URL or a path, and the files next to it. Raises UsageError or SourceError if it is neither."""
 
     def __init__(self, address: str, reach: Reach) -> None:
         self._address = address
+        self._path = expand_home(address)
         self._is_url = "://" in address
         self._transport = Transport(reach)
-        if self._is_url and urlsplit(address).scheme not in {"http", "https"}:
-            raise UsageError(f"{redact(address)[:80]}: only https://, http:// and paths")
+        if not self._is_url:
+            with self._opened(self._path, MAX_FILE_BYTES):
+                return
+        try:
+            site_of(address)
+        except ValueError as error:
+            message = f"{redact(address)[:80]}: only https://, http:// and paths"
+            raise UsageError(message) from error
 
     @property
     def is_open_to_change(self) -> bool:
@@ -205,7 +231,7 @@ class _Source:
                         self._address, name=name, limit_bytes=limit_bytes, sink=copy
                     )
                     return
-                with self._opened(Path(self._address).expanduser(), limit_bytes) as file:
+                with self._opened(self._path, limit_bytes) as file:
                     shutil.copyfileobj(file, copy)
         except OSError as error:
             raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
@@ -222,8 +248,7 @@ class _Source:
         from edgekit.errors import RemoteNotFoundError
 
         if not self._is_url:
-            path = Path(self._address).expanduser()
-            path = path.with_name(sibling or f"{path.name}{suffix}")
+            path = self._path.with_name(sibling or f"{self._path.name}{suffix}")
             try:
                 with self._opened(path, limit_bytes) as file:
                     return file.read(limit_bytes)

@@ -44,10 +44,9 @@ from edgekit.plan.recommend import (
     speed_points,
     version_of,
 )
-from edgekit.request import Request, Session
+from edgekit.request import MOST_SHOWN, Request, Session
 
 SHOWN = 5
-MOST_SHOWN = 100
 MAX_PER_LINE = 2  # models of a product line, across its families
 SLOW = "too slow"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edgekit.app.calibrate import remember_rows
 from edgekit.app.check import Check, check_named, check_opened
 from edgekit.app.estimate import NEXT_TO_MODEL, NO_PROJECTOR, NO_PROJECTOR_SIZE
-from edgekit.app.open import ResolvedModel, open_named
+from edgekit.app.open import DEFAULT_MIX, ResolvedModel, open_named
 from edgekit.bill.spill import Purpose
 from edgekit.bill.types import Job
 from edgekit.engines import default_engine, engine_named
@@ -388,21 +388,25 @@ def open_published(
 
 
 def published_files(
-    resolved: ResolvedModel, name: str, quant: str | None, request: Request
+    resolved: ResolvedModel | None, name: str, quant: str | None, request: Request
 ) -> tuple[str, tuple[str, ...]]:
     """A quantisation, and the repositories that have a GGUF of the model at it, the best first: "org/name:Q4_K_M".
 
-    Without `quant`, one is chosen for the machine. Raises UsageError if no repository is known.
+    Without `quant`, one is chosen for the machine, or DEFAULT_MIX if `resolved` is None: the index knows too little of
+    the model to choose. Raises UsageError if no repository is known.
     """
     repositories = repositories_of(name, Form.GGUF)
     tags = dict.fromkeys(tag for repository in repositories for tag in repository.quants)
     mix: str | None = None if quant is None else quant.upper()
-    if mix is None:  # as in `check` with the same flags; if nothing fits, the usual quantisation
-        (answer,) = check_named(resolved, request, Session(reach=Reach(network=False)))
-        if not isinstance(answer, Check):
-            raise answer.error
-        result = answer.result
-        mix = result.quantization if result.can_load else resolved.as_file(result.engine).mix
+    if mix is None:
+        if resolved is None:
+            mix = DEFAULT_MIX
+        else:  # as in `check` with the same flags; if nothing fits, the usual quantisation
+            (answer,) = check_named(resolved, request, Session(reach=Reach(network=False)))
+            if not isinstance(answer, Check):
+                raise answer.error
+            result = answer.result
+            mix = result.quantization if result.can_load else resolved.as_file(result.engine).mix
         if all(repository.tag(mix) is None for repository in repositories):
             # No repository has this quantisation: take the most accurate one below it.
             accuracy = accuracy_of(mix) or 0

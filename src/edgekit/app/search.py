@@ -40,11 +40,10 @@ from edgekit.machine.types import Machine
 from edgekit.plan.choice import ALWAYS_IN_RAM_BYTES, check_users, download_bytes
 from edgekit.plan.fit import DEFAULT_TOKENS, UNKNOWN_NATIVE_TOKENS
 from edgekit.plan.recommend import entry_quality, is_notable, suits_task, task_of_entry
-from edgekit.request import Request, Session
+from edgekit.request import MOST_SHOWN, Request, Session
 from edgekit.units import parse_count
 
 SHOWN = 10
-MOST_SHOWN = 100
 MAX_QUESTION_CHARS = 400
 UNKNOWN_SIZE = "of unknown size"
 _MONTH = re.compile(r"20[0-9]{2}(?:-(?:0[1-9]|1[0-2])(?:-(?:0[1-9]|[12][0-9]|3[01]))?)?")
@@ -335,7 +334,8 @@ class _Search:
         if not selected.entries and words:
             text, misspelt = corrected(words)
             other = replace(question.filters, words=text)
-            spelled = select(index.entries, self._conditions(other)) if misspelt else selected
+            is_other = misspelt and bool(typed_words(text))
+            spelled = select(index.entries, self._conditions(other)) if is_other else selected
             if spelled.entries:
                 notes.append(f"no model matches {quoted(words)}; searched for {quoted(text)}")
                 selected = spelled

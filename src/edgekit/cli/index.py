@@ -112,16 +112,20 @@ def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
 def run_remove(arguments: argparse.Namespace) -> str:
     """`index remove`: delete a model that the user added."""
     name = arguments.id
-    if not forget_entry(name):  # first by its exact id, the only name of a damaged row
+    if not forget_entry(name):  # first as typed: a damaged row has no other name
         entries = read_index().entries
-        if any(name.lower() == entry.id for entry in entries if not entry.is_users):
-            raise UsageError(f"{name} is built in: only models that you added can be removed")
         added = tuple(entry for entry in entries if entry.is_users)
-        try:
-            name = find_entry(name, Index(entries=added)).id
-        except NotFoundError as error:
-            message = f"you have not added a model named {name[:80]!r}"
-            raise NotFoundError(message, candidates=error.candidates) from error
+        typed, name = name, next((each.id for each in added if each.id.lower() == name.lower()), "")
+        if not name and any(typed.lower() == entry.id for entry in entries):
+            raise UsageError(f"{typed} is built in: only models that you added can be removed")
+        if not name:  # similar names are only suggested: what is removed is gone
+            near: tuple[str, ...]
+            try:
+                near = (find_entry(typed, Index(entries=added)).id,)
+            except NotFoundError as error:
+                near = error.candidates
+            message = f"you have not added a model named {typed[:80]!r}"
+            raise NotFoundError(message, candidates=near)
         forget_entry(name)
     if arguments.json:
         return json_text(outcomes_json("removed", [{"id": name}], ()))

@@ -90,21 +90,22 @@ def run_recommend(arguments: argparse.Namespace) -> tuple[str, int]:
     code = 0 if best.suggestions else HardwareError.exit_code
     if arguments.json:
         return json_text(cards_json(best)), code
-    words = shlex.join(_plan_words(arguments))
+    words = shlex.join(plan_words(arguments))
     return cards_text(best, words=words, screen=screen(), why=arguments.why), code
 
 
-def _plan_words(arguments: argparse.Namespace) -> Iterator[str]:
-    """The flags with which `edgekit plan` answers the same request for one model."""
+def plan_words(arguments: argparse.Namespace) -> Iterator[str]:
+    """The flags with which `edgekit plan` and `check` answer the same request for one model."""
     for device in arguments.device:
         yield from ("--device", device)
-    for name in ("ram", "vram", "users", "min_context", "job"):
+    for name in ("ram", "vram", "reserve", "max_use", "users", "min_context", "job"):
         value = getattr(arguments, name)
         if value is not None:
             yield from (f"--{name.replace('_', '-')}", value)
-    context = given_flags(arguments).get(COMMON, {}).get("context")
-    if context is not None:
-        yield from ("-c", context)
+    given = given_flags(arguments).get(COMMON, {})
+    for key, flag in (("context", "-c"), ("quant", "--quant")):
+        if key in given:
+            yield from (flag, given[key])
     if arguments.engine != default_engine().name:
         yield from ("--engine", arguments.engine)
     if arguments.prefer_accurate_kv:

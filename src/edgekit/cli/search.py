@@ -7,6 +7,7 @@ import sys
 
 from edgekit.app.search import Question, search
 from edgekit.cli.console import is_terminal, screen, show_progress
+from edgekit.cli.plan import plan_words
 from edgekit.engines import default_engine
 from edgekit.errors import HardwareError, NotFoundError
 from edgekit.report.json import json_text
@@ -32,4 +33,4 @@ def run_search(arguments: argparse.Namespace) -> tuple[str, int]:
         code = HardwareError.exit_code if answer.matching else NotFoundError.exit_code
     if arguments.json:
         return json_text(search_json(answer)), code
-    return search_text(answer, screen()), code
+    return search_text(answer, screen(), words=tuple(plan_words(arguments))), code

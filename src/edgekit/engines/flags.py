@@ -248,10 +248,13 @@ def one_of(*choices: str) -> Read:
     return read
 
 
+MOST_NUMBER = 2**31 - 1
+
+
 class Whole:
     """Reads a whole number; 32k is 32768."""
 
-    def __init__(self, least: int = 0, most: int = 2**31 - 1, example: str = "8 or 32k") -> None:
+    def __init__(self, least: int = 0, most: int = MOST_NUMBER, example: str = "8 or 32k") -> None:
         self.least, self.most, self.example = least, most, example
 
     def __call__(self, text: str) -> int:
@@ -265,7 +268,7 @@ class Whole:
         return number
 
 
-def read_number(flag: str, text: str | None, least: int = 0, most: int = 2**31 - 1) -> int | None:
+def read_number(flag: str, text: str | None, least: int = 0, most: int = MOST_NUMBER) -> int | None:
     """The whole number of a flag; None if it was not given. Raises UsageError that names the flag."""
     example = "8 or 32k" if "context" in flag else "8"
     return None if text is None else read(flag, Whole(least, most, example=example), text)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from edgekit.errors import printable
 from edgekit.index.likeness import is_size, words_of
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.units import Basis
@@ -65,6 +66,8 @@ class Filters:
 
     def conditions(self) -> Iterator[Condition]:
         """A condition for each filter that was given."""
+        if self.words.strip() and not words_of(self.words):  # nothing to compare: "%", "日本語"
+            yield Condition(printable(f'"{self.words.strip()}"'), lambda _entry: False)
         for word in typed_words(self.words):
             yield Condition(f'"{word}"', partial(has_word, word))
         if (kind := self.kind) is not None:

@@ -126,7 +126,7 @@ _CLOSED = {
     "OpenAI": r"chat-?gpt|gpt[- ]?(?:3\.5|[4-9](?:\.\d)?o?)|o[1345]|codex|dall-?e|text-embedding-(?:3|ada)",
     "Anthropic": "claude|sonnet|opus|haiku",
     "Google": "gemini",
-    "xAI": r"grok[- ]?(?:[2-9]|code|fast|beta)",
+    "xAI": r"grok[- ]?(?:[3-9]|2[- ](?:mini|vision)|code|fast|beta)",  # Grok 1 and 2 are published
     "Alibaba": r"qwen[- ]?(?:\d(?:\.\d)?[- ]?)?max",
     "Amazon": r"(?:amazon[- ])?nova[- ](?:pro|lite|micro|premier)",
     "Perplexity": "sonar",
@@ -147,8 +147,8 @@ _CLOSED_WORDS = frozenset({
 def maker_of_closed(name: str) -> str | None:
     """Who makes the model of this name and does not publish its weights; None if it is not known to be such a model.
 
-    >>> maker_of_closed("gpt-4o mini"), maker_of_closed("gpt-oss 20b")
-    ('OpenAI', None)
+    >>> maker_of_closed("gpt-4o mini"), maker_of_closed("gpt-oss 20b"), maker_of_closed("grok 2")
+    ('OpenAI', None, None)
     """
     plain = _plain_text(name)
     for maker, names in _CLOSED_MODELS.items():

@@ -272,6 +272,11 @@ class AssumedChoice:
         some = f" ({format_count(active)} active)" if is_part and active is not None else ""
         return f"{format_count(self.assumed.parameters)} parameters{some} at {self.assumed.mix}"
 
+    def at_mix(self, mix: str) -> AssumedChoice:
+        """The same model at this quantisation. Raises UsageError if its bits per weight are not known."""
+        assumed = replace(self.assumed, mix=mix, bits_per_weight=bits_of(mix))
+        return replace(self, assumed=assumed)
+
     def bill(self, engine: str) -> Price:
         """The bill as a function of the load. Raises RefusedError for an engine without a rule of thumb."""
         rules = engine_named(engine)

@@ -30,10 +30,14 @@ _LEFT = frozenset({"model", "weights", "runs on", "licence"})
 _NARROW = ("licence", "size", "runs on", "download")  # left out, in this order
 _SHORTENED_FROM = 2  # so many columns are left out before names are shortened
 _MAX_LICENCE_CHARS = 12
+_ONLY_PLAN = frozenset({"--prefer-accurate-kv"})  # a flag that `check` does not have
 
 
-def search_text(answer: SearchAnswer, screen: Screen = PLAIN) -> str:
-    """The screen: how many match, the table, and what the filters left out if nothing matches."""
+def search_text(answer: SearchAnswer, screen: Screen = PLAIN, *, words: Sequence[str] = ()) -> str:
+    """The screen: how many match, the table, and what the filters left out if nothing matches.
+
+    `words`: the flags of the request, for the next command.
+    """
     unmeasured = unmeasured_notes(found.quality for found in answer.models)
     machine_notes = answer.request.find_machine().notes if answer.models else ()
     sections: Sections = [
@@ -42,7 +46,7 @@ def search_text(answer: SearchAnswer, screen: Screen = PLAIN) -> str:
         ("Filters", _count_rows(answer) if not answer.matching else []),
         ("Near", [", ".join(answer.near)] if answer.near else []),
         ("Note", [*answer.notes, *unmeasured, *machine_notes]),
-        ("Next", _next_rows(answer)),
+        ("Next", _next_rows(answer, words)),
     ]
     return render(search_headline(answer), sections, screen)
 
@@ -79,15 +83,17 @@ def _count_rows(answer: SearchAnswer) -> list[str]:
     return rows
 
 
-def _next_rows(answer: SearchAnswer) -> list[str]:
+def _next_rows(answer: SearchAnswer, words: Sequence[str]) -> list[str]:
+    """The command for the first model: only `check` estimates one without known layers."""
     if not answer.models:
         return []
-    request, words = answer.request, [answer.models[0].entry.id]
-    for device in request.devices:
-        words += ["--device", device]
-    for flag, value in (("--ram", request.ram), ("--vram", request.vram)):
-        words += [] if value is None else [flag, value]
-    return [f"edgekit plan {shlex.join(words)}"]
+    entry = answer.models[0].entry
+    is_known = entry.has_geometry or entry.parameters is not None
+    name = entry.id if is_known else entry.repository or entry.id
+    if entry.has_geometry:
+        return [shlex.join(("edgekit", "plan", name, *words))]
+    taken = [word for word in words if word not in _ONLY_PLAN]
+    return [shlex.join(("edgekit", "check", name, *taken))]
 
 
 def _table_lines(models: Sequence[Found], width: int) -> list[str]:

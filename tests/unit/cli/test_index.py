@@ -327,3 +327,14 @@ def test_help_prints_the_usage_of_each_action(
         main(["index", *filter(None, [action]), "--help"])
     assert caught.value.code == 0
     assert f"usage: edgekit index{f' {action}' if action else ''} " in capsys.readouterr().out
+
+
+def test_remove_takes_the_exact_id_in_any_case_and_only_suggests_similar_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_index(capsys, "add", "sample:gemma-3-27b", "--id", "my:gemma")
+    code, out, err = run_index(capsys, "remove", "my-gemma")
+    assert (code, out) == (4, "")
+    assert "you have not added a model named 'my-gemma'. Did you mean: my:gemma?" in err
+    assert find_entry("my:gemma").is_users
+    assert run_index(capsys, "remove", "My:Gemma") == (0, "removed: my:gemma\n", "")

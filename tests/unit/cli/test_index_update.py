@@ -274,3 +274,35 @@ def test_killed_update_leaves_the_old_index(
     assert update(capsys, str(published))[0] == 0
     assert any(entry.id == "second-test-model" for entry in read_index().entries)
     assert not list(data_folder.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("address", "code", "message"),
+    [
+        ("https://", 2, "only https://, http:// and paths"),
+        ("http://[::1", 2, "only https://, http:// and paths"),
+        ("https://example.com:99999/index.sqlite", 2, "only https://, http:// and paths"),
+        ("ftp://example.com/index.sqlite", 2, "only https://, http:// and paths"),
+        ("nothere.sqlite", 4, "no such file or folder: nothere.sqlite"),
+        ("~no-such-user/index.sqlite", 4, "no such file or folder: ~no-such-user"),
+    ],
+)
+def test_address_that_is_none_is_one_line_and_an_exit_code(
+    address: str, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["index", "update", address]) == code
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert len(shown.splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write")
+def test_data_folder_that_cannot_be_written_is_one_line(
+    published: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEKIT_DATA", "/proc")
+    assert main(["index", "update", str(published)]) == 4
+    shown = capsys.readouterr().err
+    assert "cannot write to /proc" in shown
+    assert "set EDGEKIT_DATA to another folder" in shown
+    assert len(shown.splitlines()) == 1

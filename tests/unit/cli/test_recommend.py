@@ -141,6 +141,7 @@ def test_nothing_fits_names_the_smallest_model_and_what_to_add(
     ("argv", "code", "message"),
     [
         (["--task", "nope"], 2, "--task must be one of chat, code, reasoning, embed, vision (got 'nope')"),
+        (["--limit", "3000"], 2, "--limit: must be at most 100 (got 3000)"),
         (["--users", "0"], 2, "--users: must be at least 1 (got 0)"),
         (["--limit", "0"], 2, "--limit"),
         (["--limit", "many"], 2, "--limit: 'many' is not a whole number (write for example 8)"),

@@ -88,6 +88,9 @@ def test_json_has_the_figures_of_plan(capsys: pytest.CaptureFixture[str]) -> Non
         (("qwen", "--sort", "best"), 2),
         (("--limit", "0"), 2),
         (("--limit", "nan"), 2),
+        (("--limit", "101"), 2),
+        (("日本語", "--ram", "8G"), 4),
+        (("%", "--ram", "8G"), 4),
         (("--min-params", "nan"), 2),
         (("--released-after", "nan"), 2),
         (("--min-context", "-5"), 2),
@@ -130,3 +133,27 @@ def test_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         main(["search", "qwen", "--licens", "mit"])
     assert caught.value.code == 2
     assert "Did you mean: --licens" in capsys.readouterr().err
+
+
+def test_next_command_repeats_the_flags_that_change_the_answer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = "--reserve 2G --users 2 -c 8k --quant Q5_K_M"
+    _, out, _ = run_search(capsys, "qwen3-8b", "--limit", "1", *CARD, *flags.split())
+    command = " ".join(out.partition("\nNext")[2].split())
+    assert command.startswith("edgekit plan qwen3-8b --device ")
+    assert command.endswith(flags)
+
+
+@pytest.mark.parametrize(
+    ("name", "checked"),
+    [
+        ("aya-expanse-32b", "aya-expanse-32b"),
+        ("magistral-small-2506", "mistralai/Magistral-Small-2506"),  # not even the size is known
+    ],
+)
+def test_next_command_for_a_model_without_layers_is_check(
+    name: str, checked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = run_search(capsys, name, "--limit", "1", *CARD)
+    assert f"\nNext     edgekit check {checked} --device " in out

@@ -53,9 +53,14 @@ def test_version_matches_its_later_releases() -> None:
     assert {"qwen3-8b", "qwen3.5-9b"} <= ids("qwen 3")
 
 
-@pytest.mark.parametrize("words", ["", "  ", "the model", "-- !!"])
+@pytest.mark.parametrize("words", ["", "  ", "the model"])
 def test_no_words_match_every_model(words: str) -> None:
     assert len(ids(words)) == len(read_index().entries)
+
+
+@pytest.mark.parametrize("words", ["-- !!", "%", "((((((", "日本語"])
+def test_text_without_letters_and_numbers_to_compare_matches_no_model(words: str) -> None:
+    assert not ids(words)
 
 
 def test_every_filter_holds() -> None:

@@ -282,7 +282,7 @@ def test_entry_named_takes_the_instruct_model_for_a_name_without_a_publisher() -
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt-4o", "GPT 5 mini", "o3-mini", "Claude Sonnet 4.5", "google/gemini-2.5-pro", "grok 4", "qwen3-max"]
+    "name", ["gpt-4o", "GPT 5 mini", "o3-mini", "Claude Sonnet 4.5", "google/gemini-2.5-pro", "grok 4", "grok-2 mini", "qwen3-max"]
 )  # fmt: skip
 def test_find_entry_says_that_a_model_is_closed(name: str) -> None:
     with pytest.raises(NotFoundError, match=r"closed model: .* does not publish its weights"):
@@ -291,7 +291,13 @@ def test_find_entry_says_that_a_model_is_closed(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt-oss-20b", "gpt2", "grok-1", "Qwen3.5-27B-Claude-4.6-Opus-Reasoning-Distilled"]
+    "name",
+    [
+        "gpt-oss-20b",
+        "gpt2",
+        "grok-1",
+        "Qwen3.5-27B-Claude-4.6-Opus-Reasoning-Distilled",
+    ],
 )
 def test_open_models_with_names_like_closed_ones_are_found(name: str) -> None:
     assert entry_named(name, absolute=True) is not None

@@ -107,6 +107,23 @@ def test_model_of_the_index_without_layers_is_estimated_from_its_size_and_has_a_
     assert {line.basis for line in result.estimate.lines} == {Basis.ASSUMED}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["aya-expanse-32b:Q8_0"],
+        ["aya-expanse-32b", "--quant", "Q8_0"],
+        ["aya-expanse-32b", "--mix", "Q8_0"],
+    ],
+)
+def test_model_without_layers_is_estimated_at_the_quantisation_that_was_given(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *words, "--device", "RTX 4090", "--ram", "64G", "--offline"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "-hf bartowski/aya-expanse-32b-GGUF:Q8_0 " in out
+    assert "estimated from 32.30 B parameters at Q8_0" in out
+
+
 def test_bare_name_has_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
     assert preflight(ram="32G").speed is None
     main(["check", NAME, "--ram", "32G", "--why"])
