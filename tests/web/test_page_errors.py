@@ -219,15 +219,15 @@ def test_progress_is_shown_until_all_answers_arrive(make_visit: MakeVisit) -> No
     assert page.title() == "qwen3-8b - EdgeKit"
 
 
-def test_failed_catalog_can_be_tried_again(make_visit: MakeVisit) -> None:
-    """First the catalog, then the stream of cards. Each time, the focus moves to what has appeared."""
+def test_failed_list_of_models_can_be_tried_again(make_visit: MakeVisit) -> None:
+    """First the index, then the stream of cards. Each time, the focus moves to what has appeared."""
     page = make_visit(expected_faults=(r"status of 503",)).open("/api/docs")
     answer = {"error": {"type": "E", "message": "too busy"}}
-    page.route("**/api/v1/catalog", lambda route: route.fulfill(status=503, json=answer))
+    page.route("**/api/v1/index?*", lambda route: route.fulfill(status=503, json=answer))
     page.get_by_role("link", name="Home").click()
     expect(page.get_by_role("alert")).to_contain_text("too busy")
-    expect(page.get_by_role("main")).not_to_contain_text("Loading the catalog")
-    page.unroute("**/api/v1/catalog")
+    expect(page.get_by_role("main")).not_to_contain_text("Loading the index")
+    page.unroute("**/api/v1/index?*")
     page.route("**/api/v1/cards/events*", lambda route: route.fulfill(status=503, json=answer))
     try_again = page.get_by_role("button", name="Try again")
     try_again.press("Enter")
