@@ -174,7 +174,7 @@ def _fill(database: sqlite3.Connection, table: Table, rows: Iterable[Sequence[Ce
     checked = (checked_row(table, row) for row in rows)
     database.executemany(f"INSERT INTO unsorted_{table.name} VALUES ({marks})", checked)  # noqa: S608 - its names are in TABLES
     database.execute(
-        f"INSERT INTO {table.name} SELECT {names} FROM unsorted_{table.name} ORDER BY {table.order}"  # noqa: S608
+        f"INSERT INTO {table.name} SELECT {names} FROM unsorted_{table.name} ORDER BY {table.order}"  # noqa: S608 - our schema
     )
     database.execute(f"DROP TABLE unsorted_{table.name}")
     for column in table.indexed:
@@ -222,7 +222,7 @@ def read_rows(path: Path, table: Table) -> Iterator[Row]:
         uri = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
             database.execute("PRAGMA trusted_schema = OFF")
-            for row in database.execute(f"SELECT {names} FROM {table.name} ORDER BY rowid"):  # noqa: S608
+            for row in database.execute(f"SELECT {names} FROM {table.name} ORDER BY rowid"):  # noqa: S608 - our schema
                 yield checked_row(table, row)
     except sqlite3.Error as error:
         raise HeaderError(f"not a readable index ({error})", file=str(path)) from error

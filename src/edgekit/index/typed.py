@@ -39,7 +39,7 @@ _UNCOMPRESSED = frozenset({"F16", "BF16", "F32"})
 def _tag(match: re.Match[str]) -> str:
     """The quantisation as files and repositories are named: 'q4 k m' -> 'Q4_K_M', '4 bit' -> '4bit'."""
     if match["gguf"]:
-        dynamic, family, rest = re.fullmatch(r"(UD[-_ ])?(I?Q\d)(.*)", match["gguf"].upper()).groups()  # type: ignore[union-attr]  # fmt: skip
+        ((dynamic, family, rest),) = re.findall(r"^(UD[-_ ])?(I?Q\d)(.*)$", match["gguf"].upper())
         rest = rest.lstrip("-_ ")
         if rest.startswith("K") and rest != "K":
             rest = f"K_{rest[1:].lstrip('-_ ')}"

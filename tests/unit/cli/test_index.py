@@ -68,7 +68,9 @@ def test_list_prints_the_most_used_models(capsys: pytest.CaptureFixture[str]) ->
 
 def test_list_all_prints_every_model(capsys: pytest.CaptureFixture[str]) -> None:
     first, _, _, *rows = run_index(capsys, "list", "--all")[1].splitlines()
-    total = int(re.fullmatch(r"([0-9,]+) of \1 models", first)[1].replace(",", ""))  # type: ignore[index]
+    shown, total_text = first.removesuffix(" models").split(" of ")
+    assert shown == total_text
+    total = int(total_text.replace(",", ""))
     assert len(rows) == total
     answer = json.loads(run_index(capsys, "list", "--json")[1])
     assert len(answer["models"]) == total

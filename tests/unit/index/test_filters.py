@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from edgekit.index import read_index
@@ -9,8 +11,8 @@ from edgekit.index.filters import Filters, select
 from edgekit.index.types import Entry, ModelPurpose
 
 
-def matching(**filters: object) -> list[Entry]:
-    conditions = Filters(**filters).conditions()  # type: ignore[arg-type]
+def matching(**filters: Any) -> list[Entry]:
+    conditions = Filters(**filters).conditions()
     return select(read_index().entries, conditions).entries
 
 

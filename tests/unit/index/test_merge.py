@@ -86,11 +86,11 @@ def test_older_file_only_adds_models(tmp_path: Path) -> None:
     assert merged.built == "2026-01-10"
 
 
-def with_facts(rows: dict[str, list[Row]], **facts: object) -> dict[str, list[Row]]:
+def with_facts(rows: dict[str, list[Row]], **facts: Any) -> dict[str, list[Row]]:
     """The rows with these facts in each model."""
     names = [column.name for column in table_named("models").columns]
     rows["models"] = [
-        tuple((dict(zip(names, row, strict=True)) | facts)[name] for name in names)  # type: ignore[misc]
+        tuple((dict(zip(names, row, strict=True)) | facts)[name] for name in names)
         for row in rows["models"]
     ]
     return rows
