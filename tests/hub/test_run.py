@@ -223,6 +223,14 @@ def test_download_says_how_a_misspelt_name_was_understood(
     assert list(hub_cache.iterdir())
 
 
+@pytest.mark.parametrize("name", ["", " "])
+def test_download_of_an_empty_name_is_refused(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(("download", name)) == 2
+    assert "give the name of a model" in capsys.readouterr().err
+
+
 def test_download_of_a_repository(
     server: RawServer, content: bytes, hub_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

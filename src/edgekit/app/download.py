@@ -49,6 +49,8 @@ def download(
     loads with it. `session.notify` is called with how a name was understood that is not spelled like the model's,
     `session.confirm` with what will be downloaded, once the disk has room for it.
     """
+    if not reference.strip():
+        raise UsageError("give the name of a model: edgekit download qwen3-8b:Q8_0")
     if is_here(reference):
         raise UsageError(f"{reference} is a file or folder on this machine already")
     entry, references, note = _known_repositories(reference, quant)
