@@ -240,7 +240,8 @@ class _Search:
         if key not in self._ladders:
             task = with_cache(with_weights(self.task, variant), cache)
             placements = placements_of(task) if on_host else whole_placements(task)
-            self._ladders[key] = Ladder(task, placements)
+            measured = [ladder.buffer_share for ladder in self._ladders.values()]
+            self._ladders[key] = Ladder(task, placements, buffer_share=max(measured, default=0.0))
         return self._ladders[key]
 
     def _try(

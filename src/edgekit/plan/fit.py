@@ -240,17 +240,24 @@ class Fitting:
 
     def _floor_exceeds_memory(self, tokens: int) -> bool:
         """Whether weights and caches alone are too large, which is much cheaper to find out than the bill."""
-        if self._floor is None:
-            return False
-        floor, max_use = self._floor_by_pool(self._floor, tokens), self.task.max_use or 1.0
+        return self._floor_exceeds(self._device_limits, tokens) or self.floor_exceeds_ram(tokens)
+
+    def floor_exceeds_ram(self, tokens: int) -> bool:
+        """Whether the part of weights and caches that is in RAM is too large for it."""
         ram_limits = [
             (budget.pools, budget.unreserved_bytes)
             for budget in self.placement.budgets
             if HOST in budget.pools
         ]
+        return self._floor_exceeds(ram_limits, tokens)
+
+    def _floor_exceeds(self, limits: Iterable[tuple[frozenset[Pool], int]], tokens: int) -> bool:
+        if self._floor is None:
+            return False
+        floor, max_use = self._floor_by_pool(self._floor, tokens), self.task.max_use or 1.0
         return any(
             sum(floor.get(pool, 0) for pool in pools) > available_bytes * max_use
-            for pools, available_bytes in (*self._device_limits, *ram_limits)
+            for pools, available_bytes in limits
         )
 
     def floor_bytes(self, tokens: int) -> int:
@@ -506,8 +513,12 @@ FLOOR_MARGIN = 0.05
 class Ladder:
     """A task in all of its placements. Each rung uses less device memory, and usually more RAM, than the one above."""
 
-    def __init__(self, task: Task, placements: Iterable[Placement]) -> None:
+    def __init__(
+        self, task: Task, placements: Iterable[Placement], *, buffer_share: float = 0.0
+    ) -> None:
         self.task, self._placements = task, tuple(placements)
+        # Share of the devices that buffers take. It hardly changes between rungs, lengths and types of cache.
+        self.buffer_share = buffer_share
         self._rungs: dict[int, Fitting] = {}
         self._rung_by_tokens: dict[int, int] = {}
 
@@ -625,24 +636,25 @@ class Ladder:
         high = min((rung for other, rung in known.items() if other > tokens), default=self.last)
         shorter = (rung - 1 for other, rung in known.items() if other < tokens)
         low = min(max(self._whole_count - 1, *shorter, 0), high - 1)
-        rung = self.rung(low)
-        if rung.floor_share(tokens) <= 1 and rung.devices_share(tokens) <= 1:
-            high = low
-        buffer_share = 0.0  # of the devices; hardly changes between rungs
 
         def seems_to_fit(index: int) -> bool:
-            return self.rung(index).floor_share(tokens) + buffer_share <= 1
+            return self.rung(index).floor_share(tokens) + self.buffer_share <= 1
 
+        def fits_devices(index: int) -> bool:
+            rung = self.rung(index)
+            share = rung.devices_share(tokens)
+            self.buffer_share = share - rung.floor_share(tokens)
+            return share <= 1
+
+        if self.rung(low).floor_share(tokens) <= 1 and fits_devices(low):
+            high = low
         # Guess the rung by weights and caches, which are cheap to compute, and check the guess with the whole bill.
         while high - low > 1:
+            if all(self.rung(index).floor_exceeds_ram(tokens) for index in (low + 1, self.last)):
+                return low + 1  # and so does every lower rung, which has more in RAM
             guess = bisect_left(range(low + 1, high), True, key=seems_to_fit)
             index = min(low + 1 + guess, high - 1)
-            share = self.rung(index).devices_share(tokens)
-            buffer_share = share - self.rung(index).floor_share(tokens)
-            if share <= 1:
-                high = index
-            else:
-                low = index
+            low, high = (low, index) if fits_devices(index) else (index, high)
         known[tokens] = high
         return high
 
