@@ -36,7 +36,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from tools.repositories import current_id, current_name, earlier_ids
+from tools.repositories import current_id, current_name, earlier_ids, ollama_tags
 
 from edgekit.app.index import facts_of
 from edgekit.errors import EdgekitError
@@ -196,12 +196,40 @@ def models_of(data: Path) -> list[Known]:
 
 
 def names_of(data: Path) -> dict[str, dict[str, Any]]:
-    """DATA's names by hub id in lower case. Of a repository that was renamed, only the name that is used more."""
+    """DATA's names by hub id in lower case, and the models that only its Ollama tags name.
+
+    Of a repository that was renamed, only the name that is used more.
+    """
     names: dict[str, dict[str, Any]] = {}
-    for row in rows_of(data, "names"):  # the most used first
+    for row in (*rows_of(data, "names"), *ollama_names(data)):  # the most used first
         today = {**row, "hub_id": current_id(row["hub_id"])}
         names.setdefault(current_name(today["hub_id"]), today)
     return {row["hub_id"].lower(): row for row in names.values()}
+
+
+# What nothing is known of for a model that only an Ollama tag names.
+UNKNOWN = (
+    "publisher", "parameters", "parameters_from", "active_parameters", "active_from", "native_context", "context_from",
+    "licence", "licence_from", "released", "released_from", "geometry_llmfit", "hf_downloads", "ollama_pulls", "doubts",
+)  # fmt: skip
+
+
+def ollama_names(data: Path) -> Iterator[dict[str, Any]]:
+    """The models of Ollama tags, as rows of DATA's names about which little is known."""
+    tags = [row for row in ollama_tags(data) if row["hub_id"] and licensed([row])]
+    sizes = {row["hub_id"]: size for row in tags if (size := _stated_size(row["tag"].replace(":", "-"))) is not None}
+    for hub_id, tag in {row["hub_id"]: row for row in tags}.items():
+        sees = re.search("llava|vision|-vl", hub_id.lower()) is not None
+        yield {
+            **dict.fromkeys(UNKNOWN),
+            "hub_id": hub_id,
+            "parameters": sizes.get(hub_id),
+            "parameters_from": "ollama (rounded)",
+            "kinds": ["vision", "chat"] if sees else ["chat"],
+            "score": 0.0,
+            "names": [{"name": tag["tag"], "scheme": "ollama"}],
+            "sources": [{"source": tag["source"], "licence": tag["licence"]}],
+        }
 
 
 def _named_like(entry: Entry, by_hub_id: Mapping[str, Mapping[str, Any]]) -> str:
@@ -929,14 +957,27 @@ def has_other_version(tag: str, entry: Entry) -> bool:
     return any(version not in names for version in _VERSION.findall(tag))
 
 
+def shorter_tags(tags: Iterable[Mapping[str, Any]], models: Mapping[str, str]) -> dict[str, str]:
+    """What people leave out of a tag: 'aya' is 'aya:latest', 'aya:8b' is 'aya:8b-23-q8_0' if all of 8b are one model."""
+    found: dict[str, set[str | None]] = defaultdict(set)
+    for row in tags:
+        tag = row["tag"].lower()
+        name, _, rest = tag.partition(":")
+        if rest == "latest":
+            found[name].add(models.get(tag))
+        elif "-" in rest and SIZE_IN_NAME.fullmatch(rest.partition("-")[0]):
+            found[f"{name}:{rest.partition('-')[0]}"].add(models.get(tag))
+    only = {tag: next(iter(named)) for tag, named in found.items() if len(named) == 1}
+    return {tag: model for tag, model in only.items() if model is not None}
+
+
 def _aliases(data: Path, by_name: Mapping[str, Entry], sources: Sources) -> list[tuple[Cell, ...]]:
     """Names that other programs use: exact ones, and those without a tag in other spellings."""
     rows: list[tuple[Cell, ...]] = []
-    ollama = [
-        row for row in rows_of(data, "ollama_tags") if not row["licence"].startswith(NO_LICENCE)
-    ]
+    ollama = [row for row in ollama_tags(data) if not row["licence"].startswith(NO_LICENCE)]
     number = sources.number(licensed(ollama[:1])[0])
     by_spelling = {spellings(name)[0]: entry for name, entry in by_name.items()}
+    models_by_tag: dict[str, str] = {}
     for row in ollama:
         entry = by_name.get(current_name(row["hub_id"] or ""))
         # "qwen3:30b-a3b-thinking-2507-q8_0" states its model, whatever the source takes it for
@@ -946,7 +987,15 @@ def _aliases(data: Path, by_name: Mapping[str, Entry], sources: Sources) -> list
             else entry
         )
         if entry is not None and not has_other_version(row["tag"].lower(), entry):
-            rows.append((row["tag"].lower(), entry.id, "ollama", number, 0))
+            models_by_tag[row["tag"].lower()] = entry.id
+    stated = {name["name"].lower() for row in rows_of(data, "names") for name in row["names"]}
+    shorter = {
+        tag: model
+        for tag, model in shorter_tags(ollama, models_by_tag).items()
+        if tag not in stated
+    }
+    for tag, model in {**shorter, **models_by_tag}.items():
+        rows.append((tag, model, "ollama", number, 0))
     for row in rows_of(data, "names"):
         entry = by_name.get(current_name(row["hub_id"]))
         labels = licensed(row["sources"])

@@ -70,7 +70,7 @@ def repository_rows(
     for row in _rows(data, "repos"):
         if row["base"]:
             by_base[current_name(row["base"])].append(row)
-    library = {row["tag"]: row for row in _rows(data, "ollama_tags")}
+    library = {row["tag"]: row for row in ollama_tags(data)}
     tags = defaultdict(list)
     for row in library.values():
         if row["hub_id"] and licensed([row]):
@@ -168,6 +168,13 @@ def _listed(row: Mapping[str, Any]) -> list[str]:
 def _rows(folder: Path, name: str) -> Iterator[dict[str, Any]]:
     with gzip.open(folder / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
         yield from map(json.loads, file)
+
+
+def ollama_tags(data: Path) -> list[dict[str, Any]]:
+    """DATA's Ollama tags. A tag without a model of its own has that of a tag with the same files: 'aya:latest'."""
+    tags = list(_rows(data, "ollama_tags"))
+    by_digest = {row["digest"]: row["hub_id"] for row in tags if row["hub_id"]}
+    return [{**row, "hub_id": row["hub_id"] or by_digest.get(row["digest"])} for row in tags]
 
 
 RENAMED = {"CohereForAI": "CohereLabs", "THUDM": "zai-org"}  # publishers

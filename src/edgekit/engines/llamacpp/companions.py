@@ -153,7 +153,7 @@ def _config_of_entry(name: str) -> Mapping[str, Any]:
     from edgekit.index.types import ModelPurpose
 
     entry = entry_with_id(name)
-    if entry is None or ModelPurpose.VISION not in entry.kinds:
+    if entry is None or ModelPurpose.VISION not in entry.kinds or not entry.has_geometry:
         return {}
     model_type = _ENCODERS.get((entry.architecture, entry.family))
     return header_of(entry).config or {"model_type": model_type, "vision_config": {}}
