@@ -36,6 +36,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from tools.header_configs import OWN_CONFIG, config_of, model_type_of
 from tools.repositories import current_id, current_name, earlier_ids, ollama_tags
 
 from edgekit.app.index import facts_of
@@ -183,6 +184,9 @@ def models_of(data: Path) -> list[Known]:
             row,
         )
     templates = templates_of(known, gathered)
+    for item in known.values():
+        if item.entry.header is not None and not item.entry.header.config:
+            item.entry = with_config(item, gathered, templates)
     without = [item for item in known.values() if item.entry.header is None]
     work = Geometries(gathered=gathered, known=known, templates=templates)
     _JOB[:] = [work, without]
@@ -217,7 +221,11 @@ UNKNOWN = (
 def ollama_names(data: Path) -> Iterator[dict[str, Any]]:
     """The models of Ollama tags, as rows of DATA's names about which little is known."""
     tags = [row for row in ollama_tags(data) if row["hub_id"] and licensed([row])]
-    sizes = {row["hub_id"]: size for row in tags if (size := _stated_size(row["tag"].replace(":", "-"))) is not None}
+    sizes = {
+        row["hub_id"]: size
+        for row in tags
+        if (size := _stated_size(row["tag"].replace(":", "-"))) is not None
+    }
     for hub_id, tag in {row["hub_id"]: row for row in tags}.items():
         sees = re.search("llava|vision|-vl", hub_id.lower()) is not None
         yield {
@@ -462,6 +470,39 @@ class Geometries:
         if row is not None:
             return dict(row["config"])
         return {} if item is None or item.entry.header is None else item.entry.header.config
+
+
+def with_config(item: Known, gathered: Gathered, templates: Mapping[str, list[Template]]) -> Entry:
+    """The entry with a config.json next to its GGUF header, if one is proved equal."""
+    entry = item.entry
+    header = entry.header or NO_HEADER
+    width = int(str(header.keys.get(f"{entry.architecture}.embedding_length", 0)))
+
+    def difference(template: Template) -> tuple[bool, int]:
+        hidden = _inner(template.config).get("hidden_size") or 0
+        return template.text.startswith("pypi:"), abs(hidden - width)  # defaults last
+
+    others = sorted(templates.get(model_type_of(entry), []), key=difference)
+    own = gathered.configs.get(current_name(item.hub_id))
+    found = config_of(
+        entry,
+        None if own is None else with_stated_context(item, own["config"]),
+        [(template.config, template.text) for template in others],
+        _inner,
+    )
+    if found is None:
+        return entry
+    config, text = found
+    if own is not None and text == OWN_CONFIG:
+        text = own["source"]
+    else:
+        text = f"the numbers of its GGUF header, the rest as in {text}"
+    return replace(
+        entry,
+        header=replace(header, config=config),
+        forms=("gguf", "config"),
+        sources={**entry.sources, "config": Source(text=text, basis=Basis.EXACT, date=READ_ON)},
+    )
 
 
 def with_stated_context(item: Known, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -958,7 +999,7 @@ def has_other_version(tag: str, entry: Entry) -> bool:
 
 
 def shorter_tags(tags: Iterable[Mapping[str, Any]], models: Mapping[str, str]) -> dict[str, str]:
-    """What people leave out of a tag: 'aya' is 'aya:latest', 'aya:8b' is 'aya:8b-23-q8_0' if all of 8b are one model."""
+    """What people leave out of a tag: 'aya' is 'aya:latest', and 'aya:8b' is 'aya:8b-23-q8_0' if all 8b are one model."""
     found: dict[str, set[str | None]] = defaultdict(set)
     for row in tags:
         tag = row["tag"].lower()

@@ -38,7 +38,7 @@ MIXES = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_
 def test_plan_for_an_engine_without_files_is_refused() -> None:
     with pytest.raises(RefusedError, match="the index has only the GGUF header"):
         task_to_plan(
-            open_named("llama-2-7b"), Request(machine=cards(24), engines=("vllm",)), SESSION
+            open_named("mamba-2.8b"), Request(machine=cards(24), engines=("vllm",)), SESSION
         )
 
 
