@@ -999,7 +999,7 @@ def has_other_version(tag: str, entry: Entry) -> bool:
 
 
 def shorter_tags(tags: Iterable[Mapping[str, Any]], models: Mapping[str, str]) -> dict[str, str]:
-    """What people leave out of a tag: 'aya' is 'aya:latest', and 'aya:8b' is 'aya:8b-23-q8_0' if all 8b are one model."""
+    """What people leave out of a tag: 'aya' is 'aya:latest', 'aya:8b' is 'aya:8b-23-q8_0' if all 8b are one model."""
     found: dict[str, set[str | None]] = defaultdict(set)
     for row in tags:
         tag = row["tag"].lower()
