@@ -148,6 +148,27 @@ _OTHER_USE = re.compile(
     r"|draft|speculator|(?:med|tx)gemma|eagle3?|mtp|dflash|translate(?:gemma)?|mt|judge|classifier|tokenizer|embedding|embed)(?=[-_.0-9]|$)"
 )
 BASE_NAME = re.compile(r"(?:^google/.*-pt|[-_]base)(?=[-_.0-9]|$)|[-_]pretrain(?:ed)?(?=[-_]|$)")
+# Repositories whose names do not say so, and whose publisher has no tuned version of the same name (those are in
+# Fit.bases). Matched in full.
+_PRETRAINED_ONLY = re.compile(
+    r"01-ai/yi-\d+b(?:-200k)?|1bitllm/bitnet_b1_58-.*|adept/fuyu-8b|ai21labs/jamba-v0\.1"
+    r"|allenai/(?:olmoe?(?:-hybrid)?(?:-[\d.]+)?(?:-\d{4})?-\d+b(?:-\d+b)?(?:-\d{4})?(?:-hf)?|flex.*-1t)"
+    r"|arnir0/tiny-llm|baichuan-inc/baichuan2?-\d+b|bigcode/(?:santacoder|starcoder(?:2|base)?(?:-\d+b)?)"
+    r"|bigscience/(?:bloom(?:-\w+)?|bigscience-small-testing)|bingsu/llama-190m-arch"
+    r"|bsc-lt/(?:alia-40b|salamandra-\d+b)|cyberagent/open-calm-.*|duxiaoman-di/xuanyuan-\d+b"
+    r"|eleutherai/(?:pythia|gpt-(?:j|neox?)|polyglot|llemma)[-_].*|epfl-llm/meditron-\d+b"
+    r"|facebook/(?:opt-\d|galactica-|layerskip-|incoder-).*|google/codegemma-(?:1\.1-)?\d+b"
+    r"|kyutai/helium-1.*|lorenzodemattei/geppetto|maritaca-ai/sabia-7b|maykeye/tinyllama-v0|microsoft/phi-(?:1|1_5|2)"
+    r"|mistral(?:ai|-community)/mi[sx]tral-(?:8x)?\d+b-v0\.\d|mosaicml/mpt-\d+b|nickypro/tinyllama-.*"
+    r"|openlm-research/open_llama_.*|rinna/japanese-gpt-?(?:2|neox)-\w+|salesforce/codegen2?5?-.*(?:mono|multi|nl|_p)"
+    r"|sarvamai/sarvam-1|speakleash/bielik-[\d.]+b-v[\d.]+|stabilityai/(?:stable-code-3b|stablelm-(?:2-12b|3b-4e1t))"
+    r"|state-spaces/mamba.*|swiss-ai/apertus-\d+b-\d{4}|tiiuae/falcon-(?:rw-)?(?:\d+b|mamba-tiny-dev)"
+    r"|tildeai/tildeopen-30b|tinyllama/tinyllama(?:_v1\.1.*|-1\.1b-(?:intermediate-)?step-.*\d[bt])"
+    r"|upstage/solar-10\.7b-v1\.0|(?:xverse/)?xverse-\d+b|zai-org/glm-4-9b-hf"
+    # of any publisher: GPT-2, Llama 1 and 2 and Code Llama, which were copied and trained again under their names
+    r"|.*[/-](?:ara|ger)?gpt-?2(?:-(?!chat|instruct|alpaca)\w+)*"
+    r"|.*/(?:decapoda-research-)?(?:llama-(?:2-)?(?:7|13|30|33|65|70)b|codellama-\d+b(?:-python)?)(?:-hf)?"
+)
 _THINKS = re.compile(r"[-_]think(?:ing|er)?(?=[-_]|$)")
 _ALWAYS_THINKS = re.compile(
     r"(?<!non)(?:^|[-_/])(?:think(?:ing|er)?|reason(?:ing|er)?|r1|qwq)(?=[-_]|$)"
@@ -176,7 +197,11 @@ def key_of(hub_id: str) -> str:
 def is_base_model(hub_id: str) -> bool:
     """Whether it only continues a text: trained without instructions."""
     key = key_of(hub_id)
-    return key in _fit().bases or BASE_NAME.search(key) is not None
+    return (
+        key in _fit().bases
+        or BASE_NAME.search(key) is not None
+        or _PRETRAINED_ONLY.fullmatch(key) is not None
+    )
 
 
 def suits(hub_id: str, task: ModelPurpose, *, facts: Facts) -> bool:
