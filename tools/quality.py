@@ -1,9 +1,10 @@
-"""Published benchmark scores and measured losses -> src/edgekit/index/quality.json, evidence.tsv.gz and losses.tsv.
+"""Published benchmark scores and measured losses -> src/edgekit/index/quality.json.
 
 Usage: python tools/quality.py FOLDER [--check]
 
 FOLDER has names.jsonl.gz (models), quality.jsonl.gz (scores) and quant_loss.jsonl.gz. Only rows whose licence allows
-shipping are used. --check measures how well left-out benchmarks and families are predicted.
+shipping are used; tools/index.py writes them to the index. --check measures how well left-out benchmarks and families
+are predicted.
 
 The fit. A score s with chance level c is y = log-odds((s - c) / (1 - c)). For model m and benchmark b of task t
     y = difficulty(b) + group(b, who measured it and how) + slope(b) * (ability(m, t) + claim) + error
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import io
 import json
 import math
 import re
@@ -127,10 +127,6 @@ COUNTED = {
     for name, (chance, spellings) in table.items()
     for spelling in spellings
 }
-# Not one answer per task, or of the model before it was taught to answer.
-OTHER_SETTING = re.compile(
-    r"cons@|pass@(?!1\b|2\b)\d|maj@(?!1\b)\d|^base model|\bmaj$|reasoning off", re.IGNORECASE
-)
 THINKS = re.compile(r"reasoning|thinking|reasoner|\bthink\b", re.IGNORECASE)
 # Listed names that are matched to the wrong repository, or to one that was replaced under the same name.
 LISTED_OTHERWISE = (
@@ -140,7 +136,6 @@ LISTED_OTHERWISE = (
     ("coherelabs/c4ai-command-r-08-2024", "+", ""),
 )
 MONTH = re.compile(r"[-_]2[3-9](?:0[1-9]|1[0-2])$")
-LEAST, MOST = 0.02, 0.985  # shares beyond these say nothing more about the ability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +258,7 @@ def counted_rows(folder: Path, models: Mapping[str, Facts], *, shipped: bool = T
         setting = item["setting"] or ""
         listed = item["listed_as"].lower()
         model = key_of(item["hub_id"])
-        if OTHER_SETTING.search(setting):
+        if quality.OTHER_SETTING.search(setting):
             continue
         for wrong, sign, right in LISTED_OTHERWISE:
             if model == wrong and (sign in listed or sign == setting):
@@ -285,28 +280,23 @@ def counted_rows(folder: Path, models: Mapping[str, Facts], *, shipped: bool = T
             and benchmark not in BENCHMARKS[VISION]
         ):
             continue
-        score = (
-            item["score"] * 10 if benchmark == "MT-Bench" and item["score"] <= 10 else item["score"]
-        )
+        score = quality.percent(benchmark, item["score"])
         once = model, benchmark, round(score, 1)
         if once in seen:
             continue  # copied from one list to another
         seen.add(once)
         by = item["measured_by"]
-        maker = model.partition("/")[0]
-        is_claim = by == "the vendor" or by.lower() == f"{maker} (card)"
+        is_claim = quality.is_makers(model, by)
         source = "vendor" if is_claim else by
         style = "thinking" if THINKS.search(setting) and "no" not in setting.split() else ""
         shots = re.search(r"\b(\d+)[ -]shot", item["benchmark"] + " " + setting)
-        share = (score / 100 - chance) / (1 - chance)
-        share = min(max(share, LEAST), MOST)
         result.append(
             Row(
                 model=model,
                 task=task,
                 benchmark=benchmark,
                 group=f"{benchmark}|{source}|{style}|{shots[1] if shots else ''}",
-                y=math.log(share / (1 - share)),
+                y=quality.log_odds(score, chance),
                 is_claim=is_claim and task is not EMBEDDING,
                 raw={**item, "score": score},
             )
@@ -314,7 +304,6 @@ def counted_rows(folder: Path, models: Mapping[str, Facts], *, shipped: bool = T
     return sorted(result, key=lambda row: (row.model, row.benchmark, row.group, row.y))
 
 
-OUTLIER = 1.5  # errors beyond this many standard deviations count linearly (Huber), so that a higher score never hurts
 PRIOR_SPREAD, PRIOR_WEIGHT = 0.35, 4  # of a benchmark's errors
 SLOPE_SPREAD = 0.35  # of log-slopes around 0
 EFFECT_SPREADS = {
@@ -423,7 +412,7 @@ def fit(rows: Sequence[Row], models: Mapping[str, Facts], *, rounds: int = 40) -
         line = design @ result.mean
         uncertain = ((design @ result.covariance) * design).sum(axis=1)
         scale = np.array([result.spreads[row.benchmark] for row in rows])
-        weight = np.minimum(1.0, OUTLIER * scale / np.maximum(np.abs(y - line), 1e-9))
+        weight = np.minimum(1.0, quality.OUTLIER * scale / np.maximum(np.abs(y - line), 1e-9))
         for kind in result.variances:
             of_kind = np.flatnonzero(kinds == kind)
             squares = result.mean[of_kind] ** 2 + np.diag(result.covariance)[of_kind]
@@ -491,6 +480,8 @@ def fitted(
                 "series_variance": _round(of["series"] + _variance(found, task, typical, ())),
                 "family_variance": _round(of["family"] + of["family of task"]),
                 "model_variance": _round(of["model"] + of["model of task"]),
+                "group_variance": _round(of["group"]),
+                "claim_variance": 0.0 if task is EMBEDDING else _round(CLAIM_SPREAD**2),
                 "missing_variance": {
                     "size": _round((effects["size"] * float(sizes.std())) ** 2),
                     "age": _round((effects["age"] * float(ages.std())) ** 2),
@@ -545,6 +536,7 @@ def fitted(
             result["benchmarks"].append(
                 {
                     "name": benchmark,
+                    "names": list(BENCHMARKS[mine[0].task][benchmark][1]),
                     "task": mine[0].task.value,
                     "chance": BENCHMARKS[mine[0].task][benchmark][0] / 100,
                     "difficulty": _round(-float(found.mean[at])) if at is not None else 0.0,
@@ -625,25 +617,11 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
     return {name: _round(value) for name, value in values.items()}
 
 
-COLUMNS = (
-    "model",
-    "task",
-    "benchmark",
-    "score",
-    "date",
-    "setting",
-    "measured_by",
-    "source",
-    "licence",
-)
-
-
 def evidence_rows(data_folder: Path) -> list[dict[str, Any]]:
-    """The scores that count and may be shipped, one record per row of evidence.tsv.gz."""
+    """The scores that count and may be shipped, as rows of the index."""
     return [
         {
             "model": row.model,
-            "task": row.task.value,
             "benchmark": row.raw["benchmark"],
             "score": row.raw["score"],
             "date": row.raw["date"],
@@ -752,7 +730,11 @@ def loss_line(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def loss_table(data_folder: Path) -> list[dict[str, Any]]:
-    """The rows of losses.tsv: points of quality per weight and cache type."""
+    """Points of quality per weight and cache type.
+
+    They are of several measurements at once, and need more than the index says of each: which importance matrix was
+    used, and the 16-bit score that it is compared with.
+    """
     rows = list(records(data_folder / "quant_loss.jsonl.gz"))
     scale, power = loss_line(rows)
     result: list[dict[str, Any]] = []
@@ -943,7 +925,7 @@ def check(rows: Sequence[Row], models: Mapping[str, Facts]) -> None:
         out = {families[i] for i in chosen[fold::FOLDS]}
         rest = [row for row in rows if family_of(row.model, models[row.model]) not in out]
         parts = both_fits(rest, models, rounds=CHECK_ROUNDS)
-        fold_fit = quality.read_fit(fitted(parts, models))
+        fold_fit = quality.read_fit({**fitted(parts, models), "losses": ()})
         for found, part in parts:
             groups = {row.group for row in part}
             for row in rows:
@@ -994,17 +976,9 @@ def main() -> None:
     if options.check:
         check(rows, models)
         return
-    (TARGET / quality.FITTED).write_text(
-        written(fitted(both_fits(rows, models), models)), encoding="utf-8"
-    )
-    text = io.StringIO()
-    text.write("\t".join(COLUMNS) + "\n")
-    for item in evidence_rows(options.folder):
-        text.write("\t".join(str(item[name]).replace("\t", " ") for name in COLUMNS) + "\n")
-    table = loss_table(options.folder)
-    lines = ["\t".join(table[0]), *("\t".join(map(str, item.values())) for item in table)]
-    (TARGET / quality.LOSSES).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (TARGET / quality.EVIDENCE).write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+    data = fitted(both_fits(rows, models), models)
+    data["losses"] = loss_table(options.folder)
+    (TARGET / quality.FITTED).write_text(written(data), encoding="utf-8")
 
 
 if __name__ == "__main__":

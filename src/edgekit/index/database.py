@@ -155,6 +155,20 @@ def index_file() -> IndexFile:
 
     Raises HeaderError if EdgeKit's own index cannot be read.
     """
+    global _last  # noqa: PLW0603 - looking for the user's copy takes 15 microseconds: too long for each of 2,000 models
+    _last = _find_index_file()
+    return _last
+
+
+def last_index_file() -> IndexFile:
+    """What `index_file` returned when it was last called: the index that the entries were read from."""
+    return _last or index_file()
+
+
+_last: IndexFile | None = None
+
+
+def _find_index_file() -> IndexFile:
     packaged = packaged_file()
     folder = data_folder()
     path = None if folder is None else folder / SQLITE_NAME

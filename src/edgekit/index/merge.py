@@ -44,6 +44,7 @@ MAX_ROWS = 2_000_000  # of one table; EdgeKit's own has 8,000 names
 MAX_CELL_BYTES = MIB  # the longest of EdgeKit's own has 8,000
 MAX_UNPACKED_BYTES = 1024 * MIB  # of all headers together, which are unpacked one at a time
 MAX_TEXT_CHARS = 2_000
+MAX_SCORE = 100_000  # shares are up to 100, Elo ratings up to some thousands; text stays short
 MAX_ITEMS = 4_096  # of a list or object in a cell
 TOOL = "edgekit index update"
 
@@ -82,6 +83,10 @@ def _count(value: int) -> None:
 
 def _finite(value: float) -> None:
     _require(math.isfinite(value))
+
+
+def _score(value: float) -> None:
+    _require(abs(value) <= MAX_SCORE)
 
 
 def _kinds(value: str) -> None:
@@ -159,7 +164,7 @@ _CHECKS: Mapping[str, Mapping[str, Check]] = {
     },
     "evidence": {
         **dict.fromkeys(("model", "benchmark"), _text),
-        "score": _finite,
+        "score": _score,
         **dict.fromkeys(("date", "setting", "measured_by"), _optional(_text)),
         "source": _optional(_count),
     },

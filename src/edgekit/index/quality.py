@@ -4,6 +4,9 @@ A model has an ability per task. A score is a straight line in it, on the log-od
 per benchmark; tools/quality.py fits abilities and lines together and writes quality.json. The ability of a model
 without scores is predicted from its size, its age and its measured relatives.
 
+The scores are in the index. Those that an updated index adds were not fitted: each of them moves the ability of its
+model as far as the line of its benchmark says.
+
 A quality is the score, 0 to 100, that the model is expected to reach in the task's reference benchmark (0: no task
 solved, 100: every task solved). Losses are in points of the same scale. Intervals are 80 %.
 
@@ -13,27 +16,25 @@ how these were chosen.
 
 from __future__ import annotations
 
-import csv
 import enum
 import functools
-import gzip
 import hashlib
-import io
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from importlib.resources import files
 from typing import Any
 
 from edgekit.formats.mixes import mix_by_name
+from edgekit.index.database import IndexFile, index_file, packaged_file
 from edgekit.index.types import ModelPurpose
 
-FITTED = "quality.json"  # abilities, benchmark lines and effects; written by tools/quality.py
-EVIDENCE = "evidence.tsv.gz"  # the scores they rest on, those that may be shipped
-LOSSES = "losses.tsv"  # measured losses per weight and cache type
+FITTED = (
+    "quality.json"  # abilities, benchmark lines, effects and losses; written by tools/quality.py
+)
 EIGHTY_PERCENT = 1.2816  # half of an 80 % interval, in standard deviations
 EPOCH = date(2024, 1, 1)  # ages are years after it
 _DAYS_A_YEAR = 365.25
@@ -51,6 +52,20 @@ THINKING_IN_CHAT = 5.0
 NEWEST = 2.5  # years after EPOCH; later releases differ too little
 TYPICAL_AGE, TYPICAL_RELEASE = 1.5, "mid-2025"  # assumed of a model whose release is unknown
 EARLIEST, LATEST = -2.0, 26.0  # years; a false date in a file must not decide
+MIN_SHARE, MAX_SHARE = (
+    0.02,
+    0.985,
+)  # shares of tasks beyond these say nothing more about the ability
+OUTLIER = 1.5  # errors beyond this many standard deviations count linearly (Huber), so that a higher score never hurts
+# Scores that were not fitted may be false. No ability is further from its prediction than this many standard
+# deviations, or above the best fitted one by more than about a year of progress (see AGEING).
+MAX_SURPRISE, MAX_PROGRESS = 4.0, 1.0
+HALVINGS = 40  # of the interval in which an ability is searched
+MAX_SCORES = 50_000  # that are read from an index, in 0.2 s; EdgeKit's own has 1,013
+# Not one answer per task, or of the model before it was taught to answer.
+OTHER_SETTING = re.compile(
+    r"cons@|pass@(?!1\b|2\b)\d|maj@(?!1\b)\d|^base model|\bmaj$|reasoning off", re.IGNORECASE
+)
 
 
 class QualityBasis(enum.Enum):
@@ -125,10 +140,25 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """How scores depend on the ability: log-odds = slope * ability - difficulty, with an error of this variance."""
+
+    name: str
+    task: ModelPurpose
+    chance: float
+    difficulty: float
+    slope: float
+    variance: float
+    group_variance: float  # of the same benchmark, between those who measure it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """The content of quality.json."""
 
     tasks: Mapping[ModelPurpose, Mapping[str, Any]]
+    benchmarks: Mapping[str, Benchmark]  # by each name that sources have for them
+    losses: Mapping[tuple[str, str], tuple[float, Loss]]  # bits and loss by what it is of, and type
     series: Mapping[str, Mapping[str, tuple[float, float]]]
     families: Mapping[str, Mapping[str, tuple[float, float]]]
     publishers: Mapping[
@@ -148,6 +178,27 @@ _OTHER_USE = re.compile(
     r"|draft|speculator|(?:med|tx)gemma|eagle3?|mtp|dflash|translate(?:gemma)?|mt|judge|classifier|tokenizer|embedding|embed)(?=[-_.0-9]|$)"
 )
 BASE_NAME = re.compile(r"(?:^google/.*-pt|[-_]base)(?=[-_.0-9]|$)|[-_]pretrain(?:ed)?(?=[-_]|$)")
+# Repositories whose names do not say so, and whose publisher has no tuned version of the same name (those are in
+# Fit.bases). Matched in full.
+_PRETRAINED_ONLY = re.compile(
+    r"01-ai/yi-\d+b(?:-200k)?|1bitllm/bitnet_b1_58-.*|adept/fuyu-8b|ai21labs/jamba-v0\.1"
+    r"|allenai/(?:olmoe?(?:-hybrid)?(?:-[\d.]+)?(?:-\d{4})?-\d+b(?:-\d+b)?(?:-\d{4})?(?:-hf)?|flex.*-1t)"
+    r"|arnir0/tiny-llm|baichuan-inc/baichuan2?-\d+b|bigcode/(?:santacoder|starcoder(?:2|base)?(?:-\d+b)?)"
+    r"|bigscience/(?:bloom(?:-\w+)?|bigscience-small-testing)|bingsu/llama-190m-arch"
+    r"|bsc-lt/(?:alia-40b|salamandra-\d+b)|cyberagent/open-calm-.*|duxiaoman-di/xuanyuan-\d+b"
+    r"|eleutherai/(?:pythia|gpt-(?:j|neox?)|polyglot|llemma)[-_].*|epfl-llm/meditron-\d+b"
+    r"|facebook/(?:opt-\d|galactica-|layerskip-|incoder-).*|google/codegemma-(?:1\.1-)?\d+b"
+    r"|kyutai/helium-1.*|lorenzodemattei/geppetto|maritaca-ai/sabia-7b|maykeye/tinyllama-v0|microsoft/phi-(?:1|1_5|2)"
+    r"|mistral(?:ai|-community)/mi[sx]tral-(?:8x)?\d+b-v0\.\d|mosaicml/mpt-\d+b|nickypro/tinyllama-.*"
+    r"|openlm-research/open_llama_.*|rinna/japanese-gpt-?(?:2|neox)-\w+|salesforce/codegen2?5?-.*(?:mono|multi|nl|_p)"
+    r"|sarvamai/sarvam-1|speakleash/bielik-[\d.]+b-v[\d.]+|stabilityai/(?:stable-code-3b|stablelm-(?:2-12b|3b-4e1t))"
+    r"|state-spaces/mamba.*|swiss-ai/apertus-\d+b-\d{4}|tiiuae/falcon-(?:rw-)?(?:\d+b|mamba-tiny-dev)"
+    r"|tildeai/tildeopen-30b|tinyllama/tinyllama(?:_v1\.1.*|-1\.1b-(?:intermediate-)?step-.*\d[bt])"
+    r"|upstage/solar-10\.7b-v1\.0|(?:xverse/)?xverse-\d+b|zai-org/glm-4-9b-hf"
+    # of any publisher: GPT-2, Llama 1 and 2 and Code Llama, which were copied and trained again under their names
+    r"|.*[/-](?:ara|ger)?gpt-?2(?:-(?!chat|instruct|alpaca)\w+)*"
+    r"|.*/(?:decapoda-research-)?(?:llama-(?:2-)?(?:7|13|30|33|65|70)b|codellama-\d+b(?:-python)?)(?:-hf)?"
+)
 _THINKS = re.compile(r"[-_]think(?:ing|er)?(?=[-_]|$)")
 _ALWAYS_THINKS = re.compile(
     r"(?<!non)(?:^|[-_/])(?:think(?:ing|er)?|reason(?:ing|er)?|r1|qwq)(?=[-_]|$)"
@@ -176,14 +227,18 @@ def key_of(hub_id: str) -> str:
 def is_base_model(hub_id: str) -> bool:
     """Whether it only continues a text: trained without instructions."""
     key = key_of(hub_id)
-    return key in _fit().bases or BASE_NAME.search(key) is not None
+    return (
+        key in _fit().bases
+        or BASE_NAME.search(key) is not None
+        or _PRETRAINED_ONLY.fullmatch(key) is not None
+    )
 
 
-def suits(hub_id: str, task: ModelPurpose, *, facts: Facts) -> bool:
+def suits(hub_id: str, task: ModelPurpose, *, facts: Facts, index: IndexFile | None = None) -> bool:
     """Whether it can be offered for the task at all.
 
     A general model codes and reasons too: its quality says how well. It, its family or its maker's series needs scores
-    there.
+    there. `index` has the scores (None: `index_file`).
     """
     key, fit = key_of(hub_id), _fit()
     facts = _completed(key, facts, fit)
@@ -191,7 +246,7 @@ def suits(hub_id: str, task: ModelPurpose, *, facts: Facts) -> bool:
     if task is ModelPurpose.EMBEDDING or ModelPurpose.EMBEDDING in kinds:
         if task is not ModelPurpose.EMBEDDING or task not in kinds:
             return False
-        if quality_of(hub_id, task, facts=facts).basis is QualityBasis.MEASURED:
+        if quality_of(hub_id, task, facts=facts, index=index).basis is QualityBasis.MEASURED:
             return True
         name = key_of(hub_id)
         return _EMBEDS_TEXT.search(name) is not None and _OTHER_ENCODER.search(name) is None
@@ -203,23 +258,32 @@ def suits(hub_id: str, task: ModelPurpose, *, facts: Facts) -> bool:
         return True
     if not kinds & {ModelPurpose.CHAT, ModelPurpose.CODE, ModelPurpose.REASONING}:
         return False
+    if scores_of(hub_id, task, index=index):
+        return True
     _, series, is_own = _lineage(hub_id, facts, fit)
     return task is ModelPurpose.CHAT or (is_own and task.value in fit.series.get(series, {}))
 
 
-@functools.lru_cache(maxsize=2**14)
-def quality_of(hub_id: str, task: ModelPurpose, *, facts: Facts) -> Quality:
-    """How good the model is at the task, without quantisation."""
+def quality_of(
+    hub_id: str, task: ModelPurpose, *, facts: Facts, index: IndexFile | None = None
+) -> Quality:
+    """How good the model is at the task, without quantisation. `index` has the scores (None: `index_file`)."""
     fit = _fit()
     about = fit.tasks[task]
     key = key_of(hub_id)
     facts = _completed(key, facts, fit)
+    scores = unseen = scores_of(key, task, index=index)
     fitted = fit.models.get(key, {}).get(task.value)
-    if fitted is not None:
+    if fitted is None:
+        ability, spread, basis = predicted_ability(key, task, facts=facts)
+    else:
         ability, spread, count = fitted
         basis = QualityBasis.MEASURED if count else QualityBasis.FAMILY
-    else:
-        ability, spread, basis = predicted_ability(key, task, facts=facts)
+        if count:
+            unseen = _without(scores, _evidence(packaged_file()).get((key, task), ()))
+    if unseen:
+        ability, spread = _with_scores(key, task, (ability, spread), unseen)
+        basis = QualityBasis.MEASURED
     if basis is not QualityBasis.MEASURED:
         # Not known better than any measured model, so that it does not rank above one that is expected to be better.
         spread = max(spread, about["greatest_measured_spread"])
@@ -239,7 +303,75 @@ def quality_of(hub_id: str, task: ModelPurpose, *, facts: Facts) -> Quality:
         thinking=THINKING_IN_CHAT if thinks else 0.0,
         is_age_known=age is not None,
         basis=basis,
-        scores=scores_of(key, task),
+        scores=scores,
+    )
+
+
+def _with_scores(
+    key: str, task: ModelPurpose, prior: tuple[float, float], scores: Sequence[Score]
+) -> tuple[float, float]:
+    """Ability and standard deviation of a model after these scores; `prior` has both before them.
+
+    As in the fit: several scores of one benchmark share its error, those that the maker measured share its bias, and
+    errors beyond OUTLIER count linearly. The pull of all scores falls with the ability, so halving an interval finds
+    where it is zero.
+    """
+    benchmarks, about = _fit().benchmarks, _fit().tasks[task]
+    ability, spread = prior
+    found: dict[tuple[Benchmark, bool], list[float]] = {}  # also by whether the maker measured it
+    for score in scores:
+        line = benchmarks[score.benchmark]
+        measured = (log_odds(score.score, line.chance) + line.difficulty) / line.slope
+        found.setdefault((line, is_makers(key, score.measured_by)), []).append(measured)
+    lines = []
+    precision_of_claims = 0.0
+    for (line, is_claim), values in found.items():
+        repeats = sum(len(others) for (other, _), others in found.items() if other == line)
+        variance = (line.variance * repeats + line.group_variance) / len(values) / line.slope**2
+        precision_of_claims += is_claim / variance
+        lines.append((sum(values) / len(values), math.sqrt(variance), is_claim))
+    bias = 1 + precision_of_claims * about["claim_variance"]  # by which claims together weigh less
+
+    def pulls(now: float) -> list[tuple[float, float]]:
+        """Of each score: its weight, and its weight times how far away it is."""
+        result = []
+        for value, error, is_claim in lines:
+            far = abs(value - now) / (OUTLIER * error)
+            weight = 1 / error**2 / max(far, 1.0) / (bias if is_claim else 1.0)
+            result.append((weight, weight * (value - now)))
+        return result
+
+    low, high = ability - MAX_SURPRISE * spread, ability + MAX_SURPRISE * spread
+    best = max(tasks[task.value][0] for tasks in _fit().models.values() if task.value in tasks)
+    high = min(high, max(best + MAX_PROGRESS, ability))
+    for _ in range(HALVINGS):
+        now = (low + high) / 2
+        is_higher = (ability - now) / spread**2 + sum(pull for _, pull in pulls(now)) > 0
+        low, high = (now, high) if is_higher else (low, now)
+    return low, math.sqrt(1 / (1 / spread**2 + sum(weight for weight, _ in pulls(low))))
+
+
+def percent(benchmark: str, score: float) -> float:
+    """The score on a scale of 0 to 100. MT-Bench has one of 1 to 10."""
+    return score * 10 if benchmark == "MT-Bench" and score <= 10 else score
+
+
+def log_odds(score: float, chance: float) -> float:
+    """Log-odds of a score in percent, in a benchmark where guessing solves this share of the tasks."""
+    share = min(max((score / 100 - chance) / (1 - chance), MIN_SHARE), MAX_SHARE)
+    return math.log(share / (1 - share))
+
+
+def is_makers(key: str, measured_by: str) -> bool:
+    """Whether the maker of the model measured the score itself."""
+    return measured_by == "the vendor" or measured_by.lower() == f"{key.partition('/')[0]} (card)"
+
+
+def _without(scores: Sequence[Score], others: Sequence[Score]) -> tuple[Score, ...]:
+    """The scores that are not among the others, whatever their source is called and when it was read."""
+    known = {(score.benchmark, score.score, score.measured_by) for score in others}
+    return tuple(
+        score for score in scores if (score.benchmark, score.score, score.measured_by) not in known
     )
 
 
@@ -265,32 +397,35 @@ def reference_benchmark(task: ModelPurpose) -> str:
     return name
 
 
-def scores_of(hub_id: str, task: ModelPurpose) -> tuple[Score, ...]:
+def scores_of(
+    hub_id: str, task: ModelPurpose, *, index: IndexFile | None = None
+) -> tuple[Score, ...]:
     """The published scores of the model in benchmarks that count for the task."""
-    return _evidence().get((key_of(hub_id), task.value), ())
+    return _evidence(index or index_file()).get((key_of(hub_id), task), ())
 
 
 def related_scores(
-    hub_id: str, task: ModelPurpose, *, facts: Facts
+    hub_id: str, task: ModelPurpose, *, facts: Facts, index: IndexFile | None = None
 ) -> tuple[tuple[str, Score], ...]:
     """Scores that a model without its own for the task is judged by: its own in other tasks, else its family's in this.
 
     Each with the model that has it; the newest first.
     """
     key, fit = key_of(hub_id), _fit()
+    evidence = _evidence(index or index_file()).items()
     found = [
         (model, score)
-        for (model, other), scores in _evidence().items()
+        for (model, other), scores in evidence
         for score in scores
-        if model == key and other != task.value
+        if model == key and other is not task
     ]
     family, _, is_own = _lineage(key, facts, fit)
     if not found and is_own:
         found = [
             (model, score)
-            for (model, other), scores in _evidence().items()
+            for (model, other), scores in evidence
             for score in scores
-            if other == task.value and family_of(model, Facts()) == family
+            if other is task and family_of(model, Facts()) == family
         ]
     return tuple(sorted(found, key=lambda item: (item[1].date, item[0]), reverse=True))
 
@@ -441,7 +576,7 @@ def _root(name: str) -> str:
     return re.split(r"[^a-z]", name, maxsplit=1)[0]
 
 
-# What engines and repositories call the types of losses.tsv.
+# What engines and repositories call the types of Fit.losses.
 _MLX_NAME = re.compile(r"^(?:mlx[ -]?)?(\d)[- _]?bits?$")
 _WEIGHT_NAMES = (
     (re.compile(r"^ud-"), ""),
@@ -526,7 +661,7 @@ def _weight_name(mix: str) -> str:
 def _weight_bits(name: str) -> float | None:
     """Bits per weight of a type, from its row, llama.cpp's mixes, or the first digit in its name."""
     for what in ("weights", "cache"):
-        row = _losses().get((what, name))
+        row = _fit().losses.get((what, name))
         if row is not None:
             return row[0]
     known = mix_by_name(name.upper())
@@ -543,13 +678,13 @@ def _weight_bits(name: str) -> float | None:
 
 def _loss_at(what: str, name: str, bits: float | None) -> Loss:
     """The measured loss of this type, or a line on the log scale between its neighbours by bits."""
-    measured = _losses().get((what, name))
+    measured = _fit().losses.get((what, name))
     if measured is not None:
         return measured[1]
     kind = next((kind for kind in _KINDS if kind.match(name)), re.compile(""))
     # Most bits first, and never less lost with fewer bits.
     rows: list[tuple[float, float, str]] = []
-    ordered = sorted(_losses().items(), key=lambda item: (-item[1][0], item[1][1].value))
+    ordered = sorted(_fit().losses.items(), key=lambda item: (-item[1][0], item[1][1].value))
     for (row_what, row_name), (row_bits, loss) in ordered:
         if row_what == what and kind.match(row_name) and (not rows or row_bits < rows[-1][0]):
             rows.append((row_bits, max(loss.value, rows[-1][1] if rows else 0.0), loss.source))
@@ -572,29 +707,36 @@ def _loss_at(what: str, name: str, bits: float | None) -> Loss:
     )
 
 
-@functools.cache
-def _losses() -> Mapping[tuple[str, str], tuple[float, Loss]]:
-    """Bits per weight and loss by what it is of and its type in lower case."""
-    text = files(__package__).joinpath(LOSSES).read_text(encoding="utf-8")
-    return {
-        (row["what"], row["scheme"].lower()): (
-            float(row["bits"]),
-            Loss(
-                value=float(row["value"]),
-                low=float(row["low"]),
-                high=float(row["high"]),
-                basis=LossBasis.MEASURED,
-                source=row["source"],
-            ),
-        )
-        for row in csv.DictReader(io.StringIO(text), delimiter="\t")
-    }
-
-
 def read_fit(data: Mapping[str, Any]) -> Fit:
     """A fit from the content of quality.json."""
     return Fit(
         tasks={ModelPurpose(name): about for name, about in data["tasks"].items()},
+        benchmarks={
+            name: Benchmark(
+                name=line["name"],
+                task=ModelPurpose(line["task"]),
+                chance=line["chance"],
+                difficulty=line["difficulty"],
+                slope=line["slope"],
+                variance=line["spread"] ** 2,
+                group_variance=data["tasks"][line["task"]]["group_variance"],
+            )
+            for line in data["benchmarks"]
+            for name in line["names"]
+        },
+        losses={
+            (row["what"], row["scheme"].lower()): (
+                row["bits"],
+                Loss(
+                    value=row["value"],
+                    low=row["low"],
+                    high=row["high"],
+                    basis=LossBasis.MEASURED,
+                    source=row["source"],
+                ),
+            )
+            for row in data["losses"]
+        },
         series=data["series"],
         families=data["families"],
         publishers=data["publishers"],
@@ -610,12 +752,15 @@ def read_fit(data: Mapping[str, Any]) -> Fit:
     )
 
 
-@functools.cache
 def data_stamp() -> str:
-    """A hash of the shipped quality data: it changes when a quality or a loss may."""
-    folder = files(__package__)
-    content = b"".join(folder.joinpath(name).read_bytes() for name in (FITTED, EVIDENCE, LOSSES))
-    return hashlib.sha256(content).hexdigest()
+    """A hash of the fit and of the scores of the index: it changes when a quality or a loss may."""
+    return _stamp_of(index_file())
+
+
+@functools.cache
+def _stamp_of(file: IndexFile) -> str:
+    scores = repr(list(_evidence(file).items())).encode()
+    return hashlib.sha256(files(__package__).joinpath(FITTED).read_bytes() + scores).hexdigest()
 
 
 @functools.cache
@@ -624,19 +769,32 @@ def _fit() -> Fit:
 
 
 @functools.cache
-def _evidence() -> Mapping[tuple[str, str], tuple[Score, ...]]:
-    raw = files(__package__).joinpath(EVIDENCE).read_bytes()
-    lines = io.StringIO(gzip.decompress(raw).decode("utf-8"), newline="")
-    result: dict[tuple[str, str], tuple[Score, ...]] = {}
-    for row in csv.DictReader(lines, delimiter="\t"):
-        score = Score(
-            benchmark=row["benchmark"],
-            score=float(row["score"]),
-            date=row["date"],
-            setting=row["setting"],
-            measured_by=row["measured_by"],
-            source=row["source"],
+def _evidence(file: IndexFile) -> Mapping[tuple[str, ModelPurpose], tuple[Score, ...]]:
+    """The scores of an index that count, by model and task. Those of unknown benchmarks or beyond 100 % are ignored."""
+    benchmarks = _fit().benchmarks
+    marks = ", ".join("?" * len(benchmarks))
+    query = (
+        "SELECT COALESCE(NULLIF(m.repository, ''), m.id), e.benchmark, e.score, e.date, e.setting, e.measured_by,"  # noqa: S608 - only marks
+        " s.name FROM evidence e JOIN models m ON m.id = e.model LEFT JOIN sources s ON s.id = e.source"
+        f" WHERE e.benchmark IN ({marks}) AND e.score BETWEEN 0 AND 100 ORDER BY e.rowid LIMIT {MAX_SCORES}"
+    )
+    rows = file.rows(query, benchmarks)
+    result: dict[tuple[str, ModelPurpose], list[Score]] = {}
+    for name, benchmark, score, day, setting, measured_by, source in rows:
+        if OTHER_SETTING.search(setting or ""):
+            continue
+        at = key_of(name), benchmarks[benchmark].task
+        result.setdefault(at, []).append(
+            Score(
+                benchmark=benchmark,
+                score=percent(benchmarks[benchmark].name, score),
+                date=day or "",
+                setting=setting or "",
+                measured_by=measured_by or "see source",
+                source=source or "",
+            )
         )
-        at = row["model"], row["task"]
-        result[at] = (*result.get(at, ()), score)
-    return result
+    return {
+        at: tuple(sorted(scores, key=lambda score: benchmarks[score.benchmark].name))
+        for at, scores in result.items()
+    }

@@ -11,6 +11,7 @@ from functools import lru_cache
 from edgekit.bill.types import GOOD_ACCURACY
 from edgekit.engines import engine_named
 from edgekit.engines.choices import accuracy_of
+from edgekit.index.database import IndexFile, last_index_file
 from edgekit.index.quality import (
     Facts,
     Loss,
@@ -61,15 +62,20 @@ def task_of_entry(entry: Entry) -> ModelPurpose:
     return ModelPurpose.EMBEDDING if embeds else ModelPurpose.CHAT
 
 
-@lru_cache(maxsize=16_384)
 def entry_quality(entry: Entry, task: ModelPurpose) -> Quality:
     """How good the model is at the task, without quantisation."""
-    return quality_of(entry.repository or entry.id, task, facts=_facts(entry))
+    return _entry_quality(entry, task, last_index_file())
+
+
+@lru_cache(maxsize=16_384)
+def _entry_quality(entry: Entry, task: ModelPurpose, index: IndexFile) -> Quality:
+    return quality_of(entry.repository or entry.id, task, facts=_facts(entry), index=index)
 
 
 def entry_related_scores(entry: Entry, task: ModelPurpose) -> tuple[tuple[str, Score], ...]:
     """The scores of relatives, or in other tasks, that a model without its own is judged by."""
-    return related_scores(entry.repository or entry.id, task, facts=_facts(entry))
+    name, index = entry.repository or entry.id, last_index_file()
+    return related_scores(name, task, facts=_facts(entry), index=index)
 
 
 def _facts(entry: Entry) -> Facts:
@@ -112,7 +118,8 @@ def is_notable(entry: Entry, task: ModelPurpose) -> bool:
 
 def suits_task(entry: Entry, task: ModelPurpose) -> bool:
     """Whether the model can be offered for the task at all."""
-    return suits(entry.repository or entry.id, task, facts=_facts(entry))
+    name, index = entry.repository or entry.id, last_index_file()
+    return suits(name, task, facts=_facts(entry), index=index)
 
 
 def version_of(name: str) -> tuple[str, tuple[int, ...]]:

@@ -310,7 +310,7 @@ def _score_words(score: Score, model: str) -> str:
     of = f"{model.rpartition('/')[2]}: " if model else ""
     by = score.measured_by
     by = "measured by: see there" if by == "see source" else f"measured by {by}"
-    where = score.source.partition("@")[0]  # owner/repository, or an address
+    where = re.split(r"@|:(?!//)", score.source, maxsplit=1)[0]  # owner/repository, or an address
     return f"{of}{score.benchmark} {round(score.score, 1):g} ({score.date[:7]}, {by}; {where})"
 
 

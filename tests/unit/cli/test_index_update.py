@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from datetime import date, timedelta
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S
@@ -23,7 +24,8 @@ from edgekit.app import index_update
 from edgekit.cli import main
 from edgekit.index import read_index
 from edgekit.index.database import index_file, index_problem, packaged_file
-from edgekit.index.tables import write_checksums, write_sqlite
+from edgekit.index.merge import FACTS_OF_GEOMETRY
+from edgekit.index.tables import Row, table_named, write_checksums, write_sqlite
 
 # Newer than EdgeKit's own index, and not in the future whatever the clock says.
 DAY = (date.fromisoformat(packaged_file().facts["built"]) + timedelta(days=1)).isoformat()
@@ -99,6 +101,53 @@ def test_merged_model_can_be_estimated_and_listed(
     answer = json.loads(capsys.readouterr().out)
     assert answer["geometry"] == "exact"
     assert [row["name"] for row in answer["repositories"]] == [f"maker/{MODEL}-GGUF"]
+
+
+NEW = "zeta-9b"
+
+
+def rows_with_scores(*scores: tuple[str, float]) -> dict[str, list[Row]]:
+    """An index with a new model that has Qwen3 8B's layers, and these scores."""
+    rows = rows_of(NEW, built=DAY)
+    columns = [column.name for column in table_named("models").columns]
+    like = packaged_file().entries("WHERE m.id = 'qwen3-8b'")[0]
+    facts = {name: getattr(like, name) for name in FACTS_OF_GEOMETRY}
+    facts |= {"kinds": "chat", "released": "2026-11-01", "uses": 2.0}
+    values = dict(zip(columns, rows["models"][0], strict=True)) | facts
+    rows["models"] = [tuple(values[name] for name in columns)]
+    query = "SELECT id, fingerprint, header, sizes, forms FROM geometries WHERE id = ?"
+    (geometry,) = packaged_file().rows(query, (like.geometry,))
+    rows["geometries"] = [(3, *geometry[1:])]
+    rows["evidence"] = [
+        (NEW, benchmark, score, "2026-11-02", "", "Example Lab", 7) for benchmark, score in scores
+    ]
+    return rows
+
+
+def recommend_json(capsys: pytest.CaptureFixture[str], *argv: str) -> list[Any]:
+    assert main(["recommend", "--device", "RTX 4070", "--ram", "32G", "--json", *argv]) == 0
+    suggestions: list[Any] = json.loads(capsys.readouterr().out)["suggestions"]
+    return suggestions
+
+
+def test_scores_of_an_updated_index_rank_its_models_and_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = recommend_json(capsys, "--task", "code")
+    write_sqlite(
+        tmp_path / "index.sqlite", rows_with_scores(("LiveCodeBench", 84.0), ("SciCode", 45.0))
+    )
+    write_checksums([tmp_path / "index.sqlite"], tmp_path)
+    assert update(capsys, str(tmp_path / "index.sqlite"))[0] == 0
+    after = recommend_json(capsys, "--task", "code")
+    assert after[0]["id"] == NEW
+    assert after[0]["quality"]["basis"] == "measured"
+    assert [score["score"] for score in after[0]["quality"]["scores"]] == [84.0, 45.0]
+    others = [(found["id"], found["worth"]) for found in after[1:]]
+    assert others == [(found["id"], found["worth"]) for found in before[: len(others)]]
+    main(["recommend", "--device", "RTX 4070", "--ram", "32G", "--task", "code", "--why"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "LiveCodeBench 84 (2026-11, measured by Example Lab; org/repo)" in printed
 
 
 def test_url_is_merged(

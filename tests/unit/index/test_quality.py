@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.index.test_merge import rows_of
 
 import edgekit.index
 from edgekit.formats.mixes import all_mixes
+from edgekit.index.database import IndexFile, packaged_file
+from edgekit.index.merge import check_index, merge
 from edgekit.index.quality import (
     EIGHTY_PERCENT,
-    EVIDENCE,
     FITTED,
-    LOSSES,
+    MAX_SCORES,
+    MAX_SURPRISE,
     Facts,
     LossBasis,
     QualityBasis,
+    Score,
+    _with_scores,
     always_thinks,
     cache_loss,
+    data_stamp,
     is_base_model,
     key_of,
+    predicted_ability,
     quality_of,
     related_scores,
+    scores_of,
     suits,
     weights_loss,
 )
+from edgekit.index.tables import write_sqlite
 from edgekit.index.types import ModelPurpose
 
 PACKAGE = files(edgekit.index)
@@ -50,33 +60,201 @@ MEASURED = [
 ]
 
 
-def evidence() -> list[dict[str, str]]:
-    text = gzip.decompress(PACKAGE.joinpath(EVIDENCE).read_bytes()).decode()
-    return list(csv.DictReader(text.splitlines(), delimiter="\t"))
+EVIDENCE = (
+    "SELECT m.repository, e.benchmark, e.date, e.measured_by, s.name, s.licence FROM evidence e"
+    " JOIN models m ON m.id = e.model LEFT JOIN sources s ON s.id = e.source"
+)
+IndexWith = Callable[..., IndexFile]
+
+
+@pytest.fixture
+def index_with(tmp_path: Path) -> IndexWith:
+    """Makes an index of one model with these scores: (benchmark, score), also with setting and measured by."""
+
+    def made(
+        repository: str, *scores: tuple[str, float] | tuple[str, float, str, str]
+    ) -> IndexFile:
+        rows = rows_of("x", built="2026-11-18")
+        rows["models"] = [("x", repository, *rows["models"][0][2:])]
+        rows["evidence"] = [
+            ("x", benchmark, float(score), "2026-11", *(rest or ("", "Example Lab")), 7)
+            for benchmark, score, *rest in scores
+        ]
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.sqlite"
+        write_sqlite(path, rows)
+        return IndexFile(path)
+
+    return made
 
 
 def test_every_shipped_score_has_a_licence_that_allows_it_and_a_source() -> None:
-    rows = evidence()
+    rows = packaged_file().rows(EVIDENCE)
     assert len(rows) > 900
-    assert {row["licence"] for row in rows} <= SHIPPABLE
-    assert all(row["source"] and row["date"] and row["measured_by"] for row in rows)
+    assert {licence for *_, licence in rows} <= SHIPPABLE
+    assert all(all(row) for row in rows)
 
 
-def test_shipped_data_is_small() -> None:
-    sizes = [
-        len(gzip.compress(PACKAGE.joinpath(name).read_bytes()))
-        for name in (FITTED, EVIDENCE, LOSSES)
-    ]
-    assert sum(sizes) < 100_000
+def test_shipped_fit_is_small() -> None:
+    assert len(gzip.compress(PACKAGE.joinpath(FITTED).read_bytes())) < 100_000
+
+
+def test_fit_is_of_the_shipped_scores() -> None:
+    """Each of them counts, and no model was fitted to others."""
+    counts = dict.fromkeys(MEASURED, 0)
+    for model, task in MEASURED:
+        counts[model, task] = len(scores_of(model, ModelPurpose(task), index=packaged_file()))
+        assert counts[model, task] == DATA["models"][model][task][2]
+    assert sum(counts.values()) == len(packaged_file().rows(EVIDENCE))
 
 
 def test_a_measured_model_names_its_scores() -> None:
-    counts = {(row["model"], row["task"]) for row in evidence()}
-    assert counts == set(MEASURED)
     result = quality_of("Qwen/Qwen3.6-27B", CODE, facts=Facts())
     assert result.basis is QualityBasis.MEASURED
     assert [score.benchmark for score in result.scores] == ["SWE-Bench Verified"]
     assert result.low < result.value < result.high
+
+
+def test_score_of_another_index_moves_the_quality_of_a_model_that_was_not_fitted(
+    index_with: IndexWith,
+) -> None:
+    facts = Facts(parameters=8 * 10**9, released="2026-10-01", kinds=(CHAT,))
+    plain = quality_of(UNKNOWN, CODE, facts=facts)
+    assert plain.basis is QualityBasis.NOT_MEASURED
+    one = quality_of(UNKNOWN, CODE, facts=facts, index=index_with(UNKNOWN, ("LiveCodeBench", 70)))
+    two = index_with(UNKNOWN, ("LiveCodeBench", 70), ("LiveCodeBench", 70, "", "Other Lab"))
+    both = quality_of(UNKNOWN, CODE, facts=facts, index=two)
+    assert one.basis is QualityBasis.MEASURED
+    assert [(score.score, score.date, score.source) for score in one.scores] == [
+        (70.0, "2026-11", "org/repo@abc:README.md")
+    ]
+    assert plain.value < one.value <= both.value < 70  # the score, and a prediction that is lower
+    assert both.high - both.low < one.high - one.low < plain.high - plain.low
+    assert suits(UNKNOWN, CODE, facts=facts, index=two)
+    assert not suits(UNKNOWN, CODE, facts=facts)
+
+
+def test_new_score_counts_by_the_line_of_its_benchmark(index_with: IndexWith) -> None:
+    """As the fit does: the precisions of prediction and score add up, and the mean is weighted by them."""
+    facts = Facts(parameters=8 * 10**9, released="2026-10-01", kinds=(CHAT,))
+    ability, spread, _ = predicted_ability(UNKNOWN, CHAT, facts=facts)
+    line = next(line for line in DATA["benchmarks"] if line["name"] == "IFEval")
+    variance = line["spread"] ** 2 + DATA["tasks"]["chat"]["group_variance"]
+    expected = line["slope"] * ability - line["difficulty"] + 0.2  # in log-odds: better by 0.2
+    index = index_with(UNKNOWN, ("IF-Eval (Prompt Strict)", 100 / (1 + math.exp(-expected))))
+    precision = line["slope"] ** 2 / variance
+    change = 0.2 / line["slope"] * precision / (precision + 1 / spread**2)
+    found = quality_of(UNKNOWN, CHAT, facts=facts, index=index).value
+    assert found == pytest.approx(100 * (0.1 + 0.9 / (1 + math.exp(-ability - change))))
+
+
+def test_makers_own_new_scores_move_the_quality_less(index_with: IndexWith) -> None:
+    facts = Facts(parameters=8 * 10**9, released="2026-10-01", kinds=(CHAT,))
+    values = [
+        quality_of(
+            UNKNOWN, CODE, facts=facts,
+            index=index_with(UNKNOWN, ("LiveCodeBench", 60, "", by), ("SciCode", 40, "", by)),
+        ).value
+        for by in ("the vendor", "Somebody (card)", "Example Lab")
+    ]  # fmt: skip
+    assert values[0] == values[1] < values[2]
+
+
+def test_new_score_of_a_fitted_model_counts_once(index_with: IndexWith) -> None:
+    name = "Qwen/Qwen3.6-27B"
+    plain = quality_of(name, CODE, facts=Facts())
+    (known,) = plain.scores
+    same = (known.benchmark, known.score, "read again", known.measured_by)
+    assert quality_of(name, CODE, facts=Facts(), index=index_with(name, same)).value == plain.value
+    index = index_with(name, same, ("LiveCodeBench", 5))
+    lower = quality_of(name, CODE, facts=Facts(), index=index)
+    assert lower.value < plain.value
+    assert len(lower.scores) == 2
+
+
+def test_merged_index_has_the_scores_of_both(tmp_path: Path, index_with: IndexWith) -> None:
+    ours, theirs = check_index(packaged_file().path), check_index(
+        index_with("Qwen/Qwen3.6-27B", ("LiveCodeBench", 80)).path
+    )  # fmt: skip
+    merge([ours, theirs], ours, tmp_path / "merged")
+    index = IndexFile(tmp_path / "merged")
+    found = scores_of("Qwen/Qwen3.6-27B", CODE, index=index)
+    assert [score.benchmark for score in found] == ["LiveCodeBench", "SWE-Bench Verified"]
+    assert quality_of("Qwen/Qwen3-32B", CHAT, facts=Facts(), index=index) == quality_of(
+        "Qwen/Qwen3-32B", CHAT, facts=Facts()
+    )
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=6), st.integers(0, 5), st.floats(0, 100))
+def test_a_higher_new_score_never_lowers_the_quality(
+    values: list[float], changed: int, other: float
+) -> None:
+    names = [line["names"][0] for line in DATA["benchmarks"] if line["task"] == "chat"]
+
+    def value(values: list[float]) -> float:
+        scores = [
+            Score(benchmark=name, score=value, date="", setting="", measured_by="", source="")
+            for name, value in zip(names, values, strict=False)
+        ]
+        return _with_scores(UNKNOWN, CHAT, (0.0, 0.8), scores)[0]
+
+    at = changed % len(values)
+    low, high = sorted((values[at], other))
+    assert (
+        value([*values[:at], low, *values[at + 1 :]])
+        <= value([*values[:at], high, *values[at + 1 :]]) + 1e-9
+    )
+
+
+def test_scores_that_do_not_count_are_ignored(index_with: IndexWith) -> None:
+    index = index_with(
+        UNKNOWN,
+        ("LiveCodeBench", 101),
+        ("LiveCodeBench", -1),
+        ("LiveCodeBench", math.inf),
+        ("LiveCodeBench", 60, "maj@64", "Example Lab"),
+        ("a benchmark of their own", 90),
+    )
+    assert scores_of(UNKNOWN, CODE, index=index) == ()
+    facts = Facts(kinds=(CHAT,))
+    assert quality_of(UNKNOWN, CODE, facts=facts, index=index) == quality_of(
+        UNKNOWN, CODE, facts=facts
+    )
+
+
+def test_perfect_scores_do_not_make_a_small_model_the_best(index_with: IndexWith) -> None:
+    facts = Facts(parameters=10**9, released="2026-10-01", kinds=(CHAT,))
+    names = [name for line in DATA["benchmarks"] for name in line["names"]]
+    index = index_with(UNKNOWN, *((name, 100.0) for name in names for _ in range(50)))
+    for task in (CHAT, CODE, REASONING):
+        found = quality_of(UNKNOWN, task, facts=facts, index=index)
+        ability, spread, _ = predicted_ability(UNKNOWN, task, facts=facts)
+        most = ability + MAX_SURPRISE * spread
+        chance = DATA["tasks"][task.value]["chance"]
+        assert found.value <= 100 * (chance + (1 - chance) / (1 + math.exp(-most))) + 1e-9
+        best = max(
+            abilities[task.value][0]
+            for abilities in DATA["models"].values()
+            if task.value in abilities
+        )
+        assert found.value <= 100 * (chance + (1 - chance) / (1 + math.exp(-best - 1))) + 1e-9
+
+
+def test_only_so_many_scores_are_read(index_with: IndexWith) -> None:
+    index = index_with(UNKNOWN, *((("LiveCodeBench", 50.0),) * (MAX_SCORES + 9)))
+    assert len(scores_of(UNKNOWN, CODE, index=index)) == MAX_SCORES
+    assert quality_of(UNKNOWN, CODE, facts=Facts(), index=index).low > 0
+
+
+def test_stamp_changes_with_the_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index_with: IndexWith
+) -> None:
+    before = data_stamp()
+    assert data_stamp() == before
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("EDGEKIT_DATA", str(folder))
+    index_with(UNKNOWN, ("LiveCodeBench", 50)).path.rename(folder / "index.sqlite")
+    assert data_stamp() != before
 
 
 def test_value_is_the_expected_score_of_the_reference_benchmark() -> None:
@@ -280,6 +458,40 @@ def test_unknown_size_and_date_widen_the_interval() -> None:
         ("baidu/ERNIE-4.5-21B-A3B-PT", False),  # post-trained
         ("OpenGVLab/InternVL3-8B", False),
         ("meta-llama/Meta-Llama-3-8B", True),
+        ("bigcode/starcoder2-3b", True),
+        ("bigcode/starcoderbase-1b", True),
+        ("bigcode/starcoder", True),
+        ("bigcode/starcoder2-15b-instruct-v0.1", False),
+        ("microsoft/phi-2", True),
+        ("microsoft/phi-4", False),
+        ("mistralai/Mistral-7B-v0.1", True),
+        ("mistralai/Mistral-7B-Instruct-v0.1", False),
+        ("codellama/CodeLlama-7b-Python-hf", True),
+        ("codellama/CodeLlama-7b-Instruct-hf", False),
+        ("google/codegemma-2b", True),
+        ("google/codegemma-7b-it", False),
+        ("stabilityai/stable-code-3b", True),
+        ("allenai/Olmo-3-1025-7B", True),
+        ("allenai/Olmo-3-7B-Instruct", False),
+        ("openai-community/gpt2", True),
+        ("sdadas/polish-gpt2-small", True),
+        ("EleutherAI/pythia-160m-seed1", True),
+        ("OpenAssistant/oasst-sft-4-pythia-12b-epoch-3.5", False),
+        ("bigscience/bloom-560m", True),
+        ("bigscience/bloomz-560m", False),
+        ("NousResearch/Llama-2-7b-hf", True),
+        ("meta-llama/Llama-2-7b-chat-hf", False),
+        ("upstage/SOLAR-10.7B-v1.0", True),
+        ("upstage/SOLAR-10.7B-Instruct-v1.0", False),
+        ("swiss-ai/Apertus-8B-2509", True),
+        ("swiss-ai/Apertus-8B-Instruct-2509", False),
+        ("zai-org/glm-4-9b-hf", True),
+        ("zai-org/GLM-4-9B-0414", False),
+        ("xverse-7b", True),
+        ("openai/gpt-oss-20b", False),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", False),
+        ("ibm-granite/granite-4.1-8b", False),
+        ("upstage/SOLAR-0-70b-16bit", False),
     ],
 )
 def test_base_models(model: str, expected: bool) -> None:  # noqa: FBT001
