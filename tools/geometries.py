@@ -5,9 +5,10 @@ Usage: python tools/geometries.py FILE...
 Each FILE (JSON lines) has rows of one or more kinds; they are added to the rows that are there, or replace them:
 
 - {hub_id, config, source, licence, basis}: the content of a model's own config.json; basis "assumed" if a number in it
-  was inferred. The defaults of a configuration class of
-  transformers count as that if its documentation names the model, no number of the model's is another one, and the
-  parameters that follow are the model's own to the last one
+  was inferred. The defaults of a configuration class of transformers, and the numbers that another project or a
+  conversion script states for the model, count as that if no number of the model's is another one, and the parameters
+  that follow are the publisher's to the last one. Buffers that no engine loads (attention masks, rotary frequencies),
+  prediction layers and encoders are counted then
 - {hub_id, like, relation, relation_source, differs}: a model that a source states to be based on, or a variant of,
   another one whose numbers are equal
 - {template, config, source, licence}: the defaults of the configuration class of a model_type, for models of which only

@@ -659,6 +659,8 @@ INNER_ARCHITECTURES = {
     "llava_qwen2": "qwen2",
     "nvembed": "mistral",
 }
+# Their releases have language models of different architectures: one is no template for another.
+SHELLS = {"internvl_chat"}
 MOST_TEMPLATES = 3
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 LAYER_LISTS = (
@@ -683,6 +685,8 @@ def templates_of(known: Mapping[str, Known], gathered: Gathered) -> dict[str, li
         if item.entry.header is not None and item.entry.header.config:
             rows.setdefault(key, (item.entry.header.config, item.hub_id or item.entry.id))
     for key, (config, text) in rows.items():
+        if config.get("model_type") in SHELLS:
+            continue
         parameters = by_name[key].named.get("parameters") if key in by_name else None
         template = Template(config=config, text=text, parameters=parameters)
         result[str(config.get("model_type"))].append(template)

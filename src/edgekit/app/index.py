@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from edgekit.bill.types import weakest
 from edgekit.engines import default_engine, every_engine
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.formats.mixes import stated_mix
@@ -121,7 +122,8 @@ def facts_of(
     sources |= {"kinds": by_name, "family": by_name}
     if facts["sizes"] and header.keys:
         text = f"{found}; other mixes as llama-quantize would make them"
-        sources["sizes"] = Source(text=text, basis=Basis.EXACT)
+        basis = weakest(size.basis for size in facts["sizes"])
+        sources["sizes"] = Source(text=text, basis=basis)
     elif facts["sizes"]:
         text = f"tensors implied by {found}, as llama-quantize would mix them"
         sources["sizes"] = Source(text=text, basis=Basis.MODELLED)

@@ -14,6 +14,8 @@ from edgekit.engines.llamacpp.architectures import conversion_of, known_architec
 from edgekit.engines.llamacpp.flags import USUAL_MIXES
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.quantization import (
+    EXPERT_TYPE,
+    MXFP4_MIX,
     WITHIN,
     Converted,
     MixedModel,
@@ -22,6 +24,7 @@ from edgekit.engines.llamacpp.quantization import (
     facts_of_geometry,
     facts_of_header,
     in_order,
+    quantize,
 )
 from edgekit.errors import HeaderError, RefusedError
 from edgekit.formats.dtype import by_name
@@ -188,7 +191,10 @@ def _in_llama_cpp(geometry: ModelGeometry, config: Mapping[str, Any]) -> ModelGe
 def source_model(header: ModelHeader, geometry: ModelGeometry) -> SourceModel:
     """The input of llama-quantize: the tensors in a GGUF's header, else those that the geometry implies. Raises
     UnknownArchitectureError if the geometry implies none.
+
+    Of a model that was released in MXFP4, the converter copies the experts unchanged.
     """
+    has_released_mix = known_architecture(geometry.architecture).default_mix == MXFP4_MIX
     if header.keys and header.tensors:
         tensors = directory_tensors(header)
         return SourceModel(
@@ -196,6 +202,7 @@ def source_model(header: ModelHeader, geometry: ModelGeometry) -> SourceModel:
             facts=facts_of_header(header),
             basis=Basis.EXACT,
             because=f"{len(tensors):,} tensors, with the types that llama-quantize assigns",
+            keeps_experts=has_released_mix,
         )
     tensors = _tensors_by_count(
         geometry, config_keys(header), header.tensor_count if header.keys else None
@@ -203,8 +210,20 @@ def source_model(header: ModelHeader, geometry: ModelGeometry) -> SourceModel:
     facts = facts_of_geometry(geometry, conversion_of(geometry.architecture).to)
     escaped_name = geometry.architecture.replace("{", "{{").replace("}", "}}")
     because = f"{len(tensors):,} tensors of a {escaped_name} model, with the types that llama-quantize assigns"
+    sources = in_order(tensors)
+    is_packed = has_released_mix and header.quantization is not None
+    if is_packed:
+        released = quantize(sources, MXFP4_MIX, facts)
+        sources = tuple(
+            source._replace(tensor=tensor) if tensor.type.name == EXPERT_TYPE else source
+            for source, tensor in zip(sources, released, strict=True)
+        )
     return SourceModel(
-        tensors=in_order(tensors), facts=facts, basis=Basis.MODELLED, because=because
+        tensors=sources,
+        facts=facts,
+        basis=Basis.MODELLED,
+        because=because,
+        keeps_experts=is_packed,
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
-from edgekit.bill.types import Component, MemoryLine, no_better_than
+from edgekit.bill.types import Component, MemoryLine, no_better_than, weakest
 from edgekit.engines.llamacpp.architectures import conversion_of, known_architecture
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.errors import RefusedError, UsageError, unquoted
@@ -200,6 +200,8 @@ KEPT_PARTS = (
     ".patch_merger",
 )
 KEPT_NAMES = frozenset({"position_embd.weight", "token_types.weight"})
+MXFP4_MIX = "MXFP4_MOE"
+EXPERT_TYPE = "MXFP4"  # of that mix; its other tensors are Q8_0
 
 
 # -- choosing -----------------------------------------------------------------------------------
@@ -274,8 +276,8 @@ def _mixed_type(row: MixRow, source: SourceTensor, place: TensorPlace, base: Ten
     if kind is TensorCategory.OUTPUT or (kind is TensorCategory.EMBEDDING and model.tied):
         uneven = tensor.shape[-1] % base.block_elements
         return "Q8_0" if uneven or model.architecture == "falcon" else row.output
-    if row.name == "MXFP4_MOE":
-        return "MXFP4" if len(_dimensions(tensor)) > 2 else "Q8_0"
+    if row.name == MXFP4_MIX:
+        return EXPERT_TYPE if len(_dimensions(tensor)) > 2 else "Q8_0"
     if kind is TensorCategory.EMBEDDING:
         return row.embedding or row.base
     matches = (
@@ -409,6 +411,8 @@ def _group_of(geometry: ModelGeometry) -> tuple[int, int]:
 
 
 WITHIN = 0.005  # from a config only: rope tables, and tensors that a converter adds or drops
+# With experts that stay as released: two makers' files of gpt-oss-20b are up to 1.6 % larger than ours.
+KEPT_WITHIN = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,6 +421,7 @@ class MixedModel:
     tensors: tuple[GgufTensor, ...] = field(repr=False)
     basis: Basis
     because: str = ""
+    within: float = WITHIN  # the error bound of the weights if they are MODELLED
 
     @property
     def tensor_bytes(self) -> int:
@@ -431,13 +436,29 @@ class SourceModel:
     facts: MixFacts
     basis: Basis
     because: str  # with a placeholder for the name of the mix
+    keeps_experts: bool = False  # it was released with experts in MXFP4
 
     def at_mix(self, mix: str, *, imatrix: bool | None = None) -> MixedModel:
-        """The model at a mix. UsageError for an unknown mix, RefusedError where llama-quantize fails."""
+        """The model at a mix. UsageError for an unknown mix, RefusedError where llama-quantize fails.
+
+        Experts that were released in MXFP4 stay MXFP4 in published quantisations: llama-quantize does not quantise
+        them a second time. The types of the other tensors differ a little from maker to maker.
+        """
         name = mix_row(mix).name
         mixed = quantize(self.tensors, name, self.facts, imatrix=imatrix)
         because = self.because.format(name)
-        return MixedModel(mix=name, tensors=mixed, basis=self.basis, because=because)
+        if not self.keeps_experts or name == MXFP4_MIX:
+            return MixedModel(mix=name, tensors=mixed, basis=self.basis, because=because)
+        return MixedModel(
+            mix=name,
+            tensors=tuple(
+                source.tensor if source.tensor.type.name == EXPERT_TYPE else tensor
+                for source, tensor in zip(self.tensors, mixed, strict=True)
+            ),
+            basis=weakest((self.basis, Basis.MODELLED)),
+            because=f"{because}; experts stay {EXPERT_TYPE}, as released",
+            within=KEPT_WITHIN,
+        )
 
 
 # Equal on all 43 recorded models compared; other families may have keys that conversion.py does not write.
@@ -466,7 +487,7 @@ class Converted:
         if mixed.basis is Basis.EXACT:
             return line
         if line.basis is Basis.EXACT:
-            within = COMPUTE_WITHIN if line.component is Component.COMPUTE else WITHIN
+            within = COMPUTE_WITHIN if line.component is Component.COMPUTE else mixed.within
             line = replace(line, basis=mixed.basis, within=within)
         return no_better_than(line, self.model.geometry.basis, WITHIN)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from tests.recorded import config_header, gguf_header
 from edgekit.engines.llamacpp.conversion import source_model
 from edgekit.engines.llamacpp.quantization import (
     CONDITIONS,
+    KEPT_WITHIN,
     MixFacts,
     MixRow,
     directory_tensors,
@@ -23,7 +24,7 @@ from edgekit.engines.llamacpp.quantization import (
 from edgekit.errors import RefusedError, UsageError
 from edgekit.formats.dtype import by_name
 from edgekit.formats.mixes import all_mixes, mix_records
-from edgekit.formats.types import GgufTensor
+from edgekit.formats.types import GgufTensor, ModelHeader
 from edgekit.model import read_geometry
 from edgekit.units import Basis
 
@@ -218,3 +219,63 @@ def test_every_condition_and_field_is_used_by_a_record() -> None:
     ]
     assert {name for *names, _ in cases for name in names} == CONDITIONS.keys()
     assert {by_name(type_).name for *_, type_ in cases if type_}
+
+
+GPT_OSS = config_header(
+    {
+        "model_type": "gpt_oss",
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+        "vocab_size": 201088,
+        "quantization_config": {"quant_method": "mxfp4"},
+    }
+)
+EXPERT_WEIGHTS = 24 * 3 * 32 * 2880 * 2880  # layers x gate, up and down x experts x their shape
+MXFP4_BYTES = 17 / 32  # a block has 32 weights of 4 bits and a scale of one byte
+
+
+def gpt_oss_bytes(mix: str, header: ModelHeader = GPT_OSS) -> int:
+    return source_model(header, read_geometry(header)).at_mix(mix).tensor_bytes
+
+
+@pytest.mark.parametrize(
+    ("mix", "published"),  # GiB of unsloth/gpt-oss-safeguard-20b-GGUF, as its page rounds them
+    [("F16", 12.8), ("Q8_0", 11.3), ("Q6_K", 11.2), ("Q5_K_M", 10.9), ("Q4_K_M", 10.8), ("Q4_1", 10.8),
+     ("Q4_0", 10.7), ("Q3_K_M", 10.7), ("Q2_K", 10.7)],
+)  # fmt: skip
+def test_experts_released_in_mxfp4_stay_mxfp4_at_every_mix(mix: str, published: float) -> None:
+    mixed = source_model(GPT_OSS, read_geometry(GPT_OSS)).at_mix(mix)
+    experts = [tensor for tensor in mixed.tensors if tensor.name.endswith("_exps.weight")]
+    assert {tensor.type.name for tensor in experts} == {"MXFP4"}
+    assert sum(tensor.size_bytes for tensor in experts) == EXPERT_WEIGHTS * MXFP4_BYTES
+    header_bytes = 13_007_296  # ggml-org/gpt-oss-20b-GGUF: 12,109,565,632 bytes in all
+    assert round((mixed.tensor_bytes + header_bytes) / 1024**3, 1) == published
+    assert mixed.basis is Basis.MODELLED
+
+
+def test_other_makers_files_are_within_the_bound_of_kept_experts() -> None:
+    """bartowski/openai_gpt-oss-20b-GGUF, rounded to 0.1 GiB, gives other tensors more bits."""
+    for mix, published in {"Q4_K_M": 10.9, "Q3_K_M": 10.8, "IQ4_XS": 10.8, "Q2_K": 10.8}.items():
+        computed = (gpt_oss_bytes(mix) + 13_007_296) / 1024**3
+        assert (published + 0.05) / computed - 1 < KEPT_WITHIN
+
+
+def test_experts_released_in_16_bits_are_quantised() -> None:
+    """gabriellarson/Huihui-gpt-oss-20b-BF16-abliterated-GGUF: F16 39.0 GiB, Q4_K_M 14.7, MXFP4_MOE 11.3."""
+    header = replace(GPT_OSS, quantization=None)
+    sizes = {mix: gpt_oss_bytes(mix, header) / 1024**3 for mix in ("F16", "Q4_K_M", "MXFP4_MOE")}
+    assert {mix: round(size, 1) for mix, size in sizes.items()} == {
+        "F16": 39.0,
+        "Q4_K_M": 14.7,
+        "MXFP4_MOE": 11.3,
+    }
+    assert gpt_oss_bytes("MXFP4_MOE", header) == gpt_oss_bytes("MXFP4_MOE")
