@@ -174,7 +174,7 @@ class Fit:
 
 # Names of models that do something else than answer, or know one trade only, whatever their kind says.
 _OTHER_USE = re.compile(
-    r"guard|shield|safety|embodied|robot|-bench|(?:^|[-_.])(?:rerank(?:er)?|reward|rm|prm|orm|ocr|asr|tts|speech|audio|whisper"
+    r"guard|shield|ocr(?=[-_.0-9]|$)|safety|embodied|robot|-bench|(?:^|[-_.])(?:rerank(?:er)?|reward|rm|prm|orm|asr|tts|speech|audio|whisper"
     r"|draft|speculator|(?:med|tx)gemma|eagle3?|mtp|dflash|translate(?:gemma)?|mt|judge|classifier|tokenizer|embedding|embed)(?=[-_.0-9]|$)"
 )
 BASE_NAME = re.compile(r"(?:^google/.*-pt|[-_]base)(?=[-_.0-9]|$)|[-_]pretrain(?:ed)?(?=[-_]|$)")

@@ -35,7 +35,7 @@ _VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?=-|$)")
 # In points of quality (docs/decisions/0013-quality.md). Chat slower than reading, or a book that takes minutes to
 # embed, is felt more than a better answer; each further doubling is worth less.
 POINTS_PER_HALVING = 25.0  # below reading speed
-POINTS_OF_TWICE_READING_SPEED = 8.0
+POINTS_OF_TWICE_READING_SPEED = 10.5
 POINTS_PER_DOUBLING = 3.0  # above that
 MAX_DOUBLINGS = 2.0  # of twice the reading speed: 64 tokens/s
 THINKING_TOKENS = (
