@@ -28,8 +28,8 @@ from edgekit.bill.types import Status, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.flags import read
 from edgekit.errors import CancelledError, EdgekitError, UsageError, quoted
-from edgekit.index import read_index, users_entries
-from edgekit.index.database import index_file, index_problem
+from edgekit.index import index_problems, read_index, users_entries
+from edgekit.index.database import index_file
 from edgekit.index.filters import PURPOSE_WORDS, Condition, Counted, Filters, select, typed_words
 from edgekit.index.likeness import corrected
 from edgekit.index.names import near_ids, spellings
@@ -232,8 +232,7 @@ def search(question: Question, request: Request, session: Session = OFFLINE) -> 
         ]
         counts = {name: getattr(answer, name) for name in _STORED_COUNTS}
         store(key, {**counts, "memory": _memory_of(machine), "rows": rows})
-    problem = index_problem()
-    return replace(answer, notes=(*([problem] if problem else []), *answer.notes))
+    return replace(answer, notes=(*index_problems(), *answer.notes))
 
 
 _STORED_COUNTS = ("matching", "known", "counts", "passed_over", "near", "notes")

@@ -20,7 +20,7 @@ from edgekit.app.index_update import (
 from edgekit.cli.console import open_session, screen
 from edgekit.engines.flags import read_number
 from edgekit.errors import EdgekitError, NotFoundError, UsageError
-from edgekit.index import entry_with_id, most_used, read_index
+from edgekit.index import entry_with_id, index_problems, most_used, read_index
 from edgekit.index.filters import Filters, select
 from edgekit.index.names import find_entry, find_model
 from edgekit.index.records import is_id
@@ -76,7 +76,9 @@ def run_show(arguments: argparse.Namespace) -> str:
     match = find_model(arguments.id)
     if arguments.json:
         return json_text(entry_json(match.entry, whole=True))
-    return entry_text(match.entry, screen(), note=match.note)
+    return entry_text(
+        match.entry, screen(), notes=(*filter(None, (match.note,)), *index_problems())
+    )
 
 
 def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -170,7 +172,7 @@ def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
         rows = ({"id": name, "changed": sorted(changes)} for name, changes in changed)
         answer = {**outcomes_json("read", rows, failed), "index": merged_json(merged)}
         return json_text(answer), code
-    lines = [] if merged is None else [merged_text(merged)]
+    lines = [*index_problems()] if merged is None else [*index_problems(), merged_text(merged)]
     lines += [changes_text(name, changes) for name, changes in changed]
     lines += [f"{name}: not updated: {error}" for name, error in failed]
     return lines_text(lines or ["you have not added any models yet"], screen(colour=False)), code

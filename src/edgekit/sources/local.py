@@ -469,6 +469,18 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+def move_aside(path: Path) -> Path:
+    """Rename a damaged file to NAME.damaged-1 or the next free number. Returns its new path. Raises SourceError."""
+    number = 1
+    while os.path.lexists(aside := path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")):
+        number += 1
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be moved aside: {error.strerror}") from error
+    return aside
+
+
 def try_lock(descriptor: int) -> bool:
     """Lock the file for this process; False if another has locked it. The system releases the lock when we exit."""
     try:
