@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.app.index import add, update
@@ -39,6 +38,7 @@ from edgekit.report.index import (
     outcomes_json,
 )
 from edgekit.report.json import json_text
+from edgekit.sources.local import path_of_flag
 
 if TYPE_CHECKING:
     from edgekit.index.types import Entry
@@ -151,7 +151,9 @@ def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
         address = os.environ.get(ADDRESS_VARIABLE)
     published = None
     if address is not None:
-        signers = None if arguments.signers is None else Path(arguments.signers).expanduser()
+        signers = (
+            None if arguments.signers is None else path_of_flag(arguments.signers, "--signers")
+        )
         published = Published(address=address, sha256=arguments.sha256, signers=signers)
     elif arguments.sha256 or arguments.signers:
         raise UsageError("--sha256 and --signers need the address of an index")
