@@ -227,7 +227,7 @@ def _nearest(typed: TypedName, shown: str) -> Match:
 
 def _refuse_closed(name: str) -> None:
     """Raises NotFoundError for a model whose weights are not published, and names the open ones of its maker."""
-    maker = maker_of_closed(name)
+    maker = maker_of_closed(split_quant(name)[0])
     if maker is None:
         return
     query = "SELECT id FROM models WHERE publisher LIKE ? AND kinds LIKE '%chat%' ORDER BY uses DESC LIMIT 2"
