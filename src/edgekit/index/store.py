@@ -137,6 +137,14 @@ def _version(database: sqlite3.Connection, path: Path) -> int:
     return int(version)
 
 
+def _advice(error: sqlite3.OperationalError) -> str:
+    if "locked" in str(error):
+        return "another program is using it; try again when it has finished"
+    if "full" in str(error) or "I/O" in str(error):
+        return "free some space on its disk, or check the disk"
+    return "let it be read and written, or move it away"
+
+
 def _damaged(path: Path, what: object) -> HeaderError:
     return HeaderError(
         f"the list of your models is damaged ({what}): move the file away and add your models again",
@@ -165,7 +173,6 @@ def _connect(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
             database.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
             yield database
     except sqlite3.OperationalError as error:
-        advice = "let it be read and written, or move it away"
-        raise SourceError(f"{path} cannot be used ({error}): {advice}") from error
+        raise SourceError(f"{path} cannot be used ({error}): {_advice(error)}") from error
     except (sqlite3.Error, OverflowError, UnicodeError) as error:
         raise _damaged(path, error) from error

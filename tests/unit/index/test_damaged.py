@@ -191,3 +191,24 @@ def test_unknown_name_with_a_damaged_list_of_models_says_why_it_may_be_missing(
     (data_folder / NAME).write_bytes(b"not a database" * 100)
     assert main(["check", "my-own-model", "--offline"]) == 4
     assert "the list of your models is damaged" in capsys.readouterr().err
+
+
+def test_full_disk_leaves_the_list_of_models_as_it_was(data_folder: Path, tmp_path: Path) -> None:
+    model = write_model(tmp_path)
+    add(str(model), Reach(network=False), name="own")
+    before = (data_folder / NAME).read_bytes()
+    code = (
+        "import resource, sys; from edgekit.cli import main;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"
+        "sys.exit(main(['index', 'add', sys.argv[1], '--id', 'second']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(model)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 4
+    assert "free some space on its disk" in done.stderr
+    assert (data_folder / NAME).read_bytes() == before
