@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import time
 from collections.abc import Callable, Coroutine
 from email.utils import formatdate
 from typing import Any
@@ -125,6 +126,41 @@ def test_server_that_is_always_busy_is_given_up(
     with pytest.raises(RemoteBusyError, match="too many requests"):
         run(lambda transport: get_json(transport, server))
     assert len(server.requests) == 3
+
+
+def test_wait_for_a_busy_server_is_said_once_for_all_requests(hub: Serve) -> None:
+    busy = response("429 Too Many Requests", {"Retry-After": "2"})
+    started = time.monotonic()
+    server = hub(lambda _request, send: send(busy if time.monotonic() < started + 1 else OK))
+    lines: list[str] = []
+
+    async def work() -> None:
+        async with open_transport(notify=lines.append) as transport:
+            await asyncio.gather(*(get_json(transport, server) for _ in range(8)))
+
+    asyncio.run(work())
+    host = server.address.removeprefix("http://")
+    assert lines == [f"{host} answered 429 (too many requests): waiting 2 s"]
+
+
+def test_server_that_was_busy_for_too_long_is_given_up_for_all_requests(
+    hub: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_http, "MAX_BUSY_S", 2.5)
+    server = hub(answers(response("429 Too Many Requests", {"Retry-After": "1"})))
+
+    async def several(transport: AsyncTransport) -> list[Any]:
+        first = (get_json(transport, server) for _ in range(3))
+        errors = await asyncio.gather(*first, return_exceptions=True)
+        asked = len(server.requests)
+        with pytest.raises(RemoteBusyError):  # at once: it has not answered since
+            await get_json(transport, server)
+        assert len(server.requests) <= asked + 1
+        return errors
+
+    errors, _ = run(several)
+    assert all(isinstance(error, RemoteBusyError) for error in errors)
+    assert "run the command again later, with a lower --rate" in str(errors[0])
 
 
 def test_answer_that_never_ends_is_given_up(hub: Serve) -> None:
@@ -266,10 +302,10 @@ def test_rate_limiter_spreads_requests_and_waits_for_the_server(
         starts = []
         for number in range(4):
             if number == 2:
-                limiter.block(API, 10.0)
+                limiter.block(API, 10.0, "busy")
             await limiter.wait_turn(API)
             starts.append(now)
-        limiter.block(API, 1e9)
+        limiter.block(API, 1e9, "busy")
         await limiter.wait_turn(API)
         return [*starts, now]
 

@@ -504,6 +504,7 @@ def test_options_are_all_used_in_the_job_or_do_not_change_the_bytes() -> None:
         "ray",
         "workers",
         "progress",
+        "notify",
         "cancelled",
     }
     assert {field.name for field in dataclasses.fields(BuildOptions)} == in_job | harmless

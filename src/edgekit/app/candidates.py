@@ -141,6 +141,11 @@ def with_rounded_memory(machine: Machine) -> Machine:
     return replace(machine, host=host, devices=tuple(devices))
 
 
+STORED_FORMAT = (
+    2  # of the stored answers: one more whenever what they have, or how they are found, changes
+)
+
+
 def key_of(
     request: Request, machine: Machine, entries: Iterable[Entry], question: object = None
 ) -> str:
@@ -160,6 +165,7 @@ def key_of(
     cards = [replace(device, users=(), because="") for device in machine.devices]
     identity = (
         __version__,
+        STORED_FORMAT,
         engine.version(engine.default_setup()),
         replace(request, machine=None),
         (machine.system, machine.cores, ram, repr(cards), machine.measured),

@@ -23,6 +23,7 @@ class EngineComparison(NamedTuple):
     users: int
     answers: dict[str, EstimateAnswer | EdgekitError]  # engine -> its bill, or why there is none
     hint: str = ""  # how to get answers from the engines that have none
+    notes: tuple[str, ...] = ()  # how the name was understood
 
 
 def compare(reference: str, request: Request, session: Session) -> EngineComparison:
@@ -58,4 +59,5 @@ def compare(reference: str, request: Request, session: Session) -> EngineCompari
         users=request.users or 1,
         answers=answers,
         hint=hint,
+        notes=resolved.notes,
     )

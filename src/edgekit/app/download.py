@@ -11,6 +11,7 @@ from edgekit.app.open import open_named
 from edgekit.app.run import none_found, published_files
 from edgekit.engines import default_engine
 from edgekit.errors import (
+    HeaderError,
     NotFoundError,
     RemoteAccessError,
     RemoteInspectError,
@@ -18,7 +19,7 @@ from edgekit.errors import (
     SourceError,
     UsageError,
 )
-from edgekit.index import entry_with_id
+from edgekit.index import entry_with_id, index_problems
 from edgekit.index.names import entry_named, is_path, with_near
 from edgekit.index.repositories import Form, model_at, repositories_of
 from edgekit.index.types import Entry, ModelPurpose
@@ -53,9 +54,12 @@ def download(
         raise UsageError("give the name of a model: edgekit download qwen3-8b:Q8_0")
     if is_here(reference):
         raise UsageError(f"{reference} is a file or folder on this machine already")
-    entry, references, note = _known_repositories(reference, quant)
-    if note:
-        session.notify(note)
+    try:
+        entry, references, note = _known_repositories(reference, quant)
+    except HeaderError:  # the index cannot be read: the hub still has what is not in it
+        entry, references, note = None, (_at(reference, quant),), ""
+    for text in (*filter(None, (note,)), *index_problems()):
+        session.notify(text)
     fetched = 0
 
     def confirm(download: Download) -> bool:
@@ -99,8 +103,7 @@ def _known_repositories(
     if match is None or match.entry.is_users:
         model = hub_model_of(reference)
         known = None if model is None else model_at(model.repo)
-        named = reference if quant is None else f"{reference}:{quant}"
-        return None if known is None else entry_with_id(known[0]), (named,), ""
+        return None if known is None else entry_with_id(known[0]), (_at(reference, quant),), ""
     entry, quant = match.entry, quant or match.quant
     if quant is not None:  # of an engine that loads safetensors: 4bit, AWQ, FP8
         others = [row for row in repositories_of(entry.id) if row.form not in _AS_GGUF]
@@ -112,6 +115,10 @@ def _known_repositories(
     chooses = quant is None and entry.has_geometry  # else its layers are not needed
     resolved = open_named(f"catalog:{entry.id}") if chooses else None
     return entry, published_files(resolved, entry.id, quant, request)[1], match.note
+
+
+def _at(reference: str, quant: str | None) -> str:
+    return reference if quant is None else f"{reference}:{quant}"
 
 
 _AS_GGUF = (Form.GGUF, Form.OLLAMA, Form.ORIGINAL)  # forms of which a GGUF file is downloaded

@@ -25,6 +25,7 @@ from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import Model
 from edgekit.sources import hub_model_of
 from edgekit.sources.filenames import quant_tag
+from edgekit.sources.local import expand_home
 from edgekit.sources.types import ModelFiles, Origin, Reach
 from edgekit.units import Basis
 
@@ -83,7 +84,7 @@ def entry_of(opened: OpenModel, reference: str, *, name: str | None = None) -> E
 def _stored_reference(reference: str, files: ModelFiles | None) -> str:
     """A reference that works from any folder, without credentials or query."""
     if files is not None and files.origin is Origin.LOCAL:
-        return os.path.abspath(os.path.expanduser(reference.strip()))  # noqa: PTH100, PTH111
+        return os.path.abspath(expand_home(reference.strip()))  # noqa: PTH100
     if "://" not in reference:
         return reference.strip()
     parts = urlsplit(reference.strip())

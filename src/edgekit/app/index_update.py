@@ -25,6 +25,7 @@ from edgekit.sources.local import (
     create_data_folder,
     data_folder,
     expand_home,
+    move_aside,
     open_regular,
     try_lock,
 )
@@ -63,6 +64,7 @@ class IndexUpdate:
     sha256: str | None
     signed_by: str | None
     path: Path
+    moved_aside: Path | None = None  # the user's copy, if it could not be read
 
 
 def is_address(text: str) -> bool:
@@ -81,17 +83,20 @@ def update_index(published: Published | None, reach: Reach) -> IndexUpdate:
     """Merge a published index, EdgeKit's own and the user's copy into a new copy, which replaces the old one at once.
 
     Raises UsageError if nothing verifies the published index, HeaderError if it is not what its checksum or signature
-    says, or is damaged. Nothing is changed then.
+    says, or is damaged. Nothing is changed then. A copy of the user's that cannot be read is kept under another name.
     """
     folder = create_data_folder("the index")
     target = folder / SQLITE_NAME
     with _lock(folder / LOCK_NAME), _temporary_folder(folder) as temporary:
         used = check_index(database.index_file().path)
         files = [used]
+        is_damaged = False
         for path in (target, database.PACKAGED):
             if path != used.path and os.path.lexists(path):
-                with contextlib.suppress(HeaderError):  # a damaged or older copy is replaced
+                try:
                     files.append(check_index(path))
+                except HeaderError:
+                    is_damaged = is_damaged or path == target
         fetched: CheckedIndex | None = None
         sha256, signed_by = None, None
         if published is not None:
@@ -103,6 +108,7 @@ def update_index(published: Published | None, reach: Reach) -> IndexUpdate:
             files.append(fetched)
         draft = temporary / SQLITE_NAME
         merged = merge(files, used, draft)
+        moved_aside = move_aside(target) if is_damaged else None
         try:
             draft.replace(target)
         except OSError as error:
@@ -114,6 +120,7 @@ def update_index(published: Published | None, reach: Reach) -> IndexUpdate:
         sha256=sha256,
         signed_by=signed_by,
         path=target,
+        moved_aside=moved_aside,
     )
 
 

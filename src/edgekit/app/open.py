@@ -76,6 +76,8 @@ class ResolvedModel(Resolved[OpenModel]):
     def opened(self, engine: str) -> OpenModel:
         """The model as this engine loads it. Raises RefusedError if the catalog entry has no such files."""
         if self.found is None and self.entry is not None:
+            if not self.entry.has_geometry:
+                raise unknown_layers(self.entry)
             from edgekit.engines.entries import open_entry
 
             return open_entry(self.entry, engine)
@@ -240,10 +242,7 @@ def assume_from_parameters(
     from edgekit.plan.assumed import AssumedModel, assumed_choice, bits_of
 
     if not entry.parameters:
-        raise UsageError(
-            f"the index knows neither the layers nor the size of {entry.id}: give its repository "
-            f"({entry.repository}) with the network allowed, or a file"
-        )
+        raise unknown_layers(entry)
     mix = quant or resolved.quant or DEFAULT_MIX
     model = AssumedModel(
         name=entry.id,
@@ -255,10 +254,22 @@ def assume_from_parameters(
         is_known=True,
     )
     choice = assumed_choice(model, read_index().entries)
-    missing = UsageError(
-        f"the index does not know the layers of {entry.id}: give its repository or a file"
+    return ResolvedModel.of(resolved, assumed=choice, missing=unknown_layers(entry))
+
+
+def unknown_layers(entry: Entry) -> UsageError:
+    """The error for a model of the index whose layers are not known, and what to do."""
+    from edgekit.index.repositories import Form, repositories_of
+
+    files = next((row.name for row in repositories_of(entry.id, Form.GGUF)), None)
+    names = " or ".join(filter(None, (files, entry.repository)))
+    advice = f"name its repository instead ({names})" if names else "name a file of it"
+    if files is not None:
+        advice += f", or get a file with edgekit download {entry.id}"
+    unknown = (
+        "does not know the layers" if entry.parameters else "knows neither the layers nor the size"
     )
-    return ResolvedModel.of(resolved, assumed=choice, missing=missing)
+    return UsageError(f"the index {unknown} of {entry.id}: {advice}")
 
 
 DEFAULT_MIX = "Q4_K_M"  # of a model of which only the number of parameters is known

@@ -28,8 +28,8 @@ from edgekit.bill.types import Status, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.flags import read
 from edgekit.errors import CancelledError, EdgekitError, UsageError, quoted
-from edgekit.index import read_index, users_entries
-from edgekit.index.database import index_file, index_problem
+from edgekit.index import index_problems, read_index, users_entries
+from edgekit.index.database import index_file
 from edgekit.index.filters import PURPOSE_WORDS, Condition, Counted, Filters, select, typed_words
 from edgekit.index.likeness import corrected
 from edgekit.index.names import near_ids, spellings
@@ -55,7 +55,7 @@ class Sort(enum.Enum):
     QUALITY = "quality"  # the lower end of the interval, less what the quantisation costs
     SPEED = "speed"
     SIZE = "size"  # the most parameters first
-    CONTEXT = "context"  # native; with --fits the one it is run with
+    CONTEXT = "context"  # that it is run with, the longest first
     RELEASED = "released"
     USES = "uses"
     NAME = "name"
@@ -232,8 +232,7 @@ def search(question: Question, request: Request, session: Session = OFFLINE) -> 
         ]
         counts = {name: getattr(answer, name) for name in _STORED_COUNTS}
         store(key, {**counts, "memory": _memory_of(machine), "rows": rows})
-    problem = index_problem()
-    return replace(answer, notes=(*([problem] if problem else []), *answer.notes))
+    return replace(answer, notes=(*index_problems(), *answer.notes))
 
 
 _STORED_COUNTS = ("matching", "known", "counts", "passed_over", "near", "notes")
@@ -430,8 +429,9 @@ class _Search:
         elif ModelPurpose.EMBEDDING not in entry.kinds:
             fastest = self._candidates.fastest_tokens_per_s(entry)
             speed = math.inf if fastest is None else fastest
-        longest = self._longest_context(entry) if self._question.fits else entry.native_context
-        return self._key(entry, loss=0.0, tokens_per_s=speed, context_tokens=longest or 0)
+        is_shown = not self._candidates.is_too_large(entry)
+        longest = self._longest_context(entry) if is_shown else 0
+        return self._key(entry, loss=0.0, tokens_per_s=speed, context_tokens=longest)
 
     def _longest_context(self, entry: Entry) -> int:
         """An upper bound of the context that a plan chooses: memory is spent on more than the default only if the
@@ -448,9 +448,8 @@ class _Search:
 
     def key(self, found: Found) -> Key:
         """What the answer is sorted by."""
-        figures, context = found.figures, found.entry.native_context or 0
-        if self._question.fits and figures is not None:
-            context = figures.context_tokens
+        figures = found.figures
+        context = 0 if figures is None else figures.context_tokens
         speed = figures.tokens_per_s if figures is not None and figures.fits else None
         return self._key(
             found.entry, loss=found.loss, tokens_per_s=speed or 0.0, context_tokens=context

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.app.index import add, update
@@ -20,7 +19,7 @@ from edgekit.app.index_update import (
 from edgekit.cli.console import open_session, screen
 from edgekit.engines.flags import read_number
 from edgekit.errors import EdgekitError, NotFoundError, UsageError
-from edgekit.index import entry_with_id, most_used, read_index
+from edgekit.index import entry_with_id, index_problems, most_used, read_index
 from edgekit.index.filters import Filters, select
 from edgekit.index.names import find_entry, find_model
 from edgekit.index.records import is_id
@@ -39,6 +38,7 @@ from edgekit.report.index import (
     outcomes_json,
 )
 from edgekit.report.json import json_text
+from edgekit.sources.local import path_of_flag
 
 if TYPE_CHECKING:
     from edgekit.index.types import Entry
@@ -76,7 +76,9 @@ def run_show(arguments: argparse.Namespace) -> str:
     match = find_model(arguments.id)
     if arguments.json:
         return json_text(entry_json(match.entry, whole=True))
-    return entry_text(match.entry, screen(), note=match.note)
+    return entry_text(
+        match.entry, screen(), notes=(*filter(None, (match.note,)), *index_problems())
+    )
 
 
 def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -149,7 +151,9 @@ def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
         address = os.environ.get(ADDRESS_VARIABLE)
     published = None
     if address is not None:
-        signers = None if arguments.signers is None else Path(arguments.signers).expanduser()
+        signers = (
+            None if arguments.signers is None else path_of_flag(arguments.signers, "--signers")
+        )
         published = Published(address=address, sha256=arguments.sha256, signers=signers)
     elif arguments.sha256 or arguments.signers:
         raise UsageError("--sha256 and --signers need the address of an index")
@@ -170,7 +174,7 @@ def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
         rows = ({"id": name, "changed": sorted(changes)} for name, changes in changed)
         answer = {**outcomes_json("read", rows, failed), "index": merged_json(merged)}
         return json_text(answer), code
-    lines = [] if merged is None else [merged_text(merged)]
+    lines = [*index_problems()] if merged is None else [*index_problems(), merged_text(merged)]
     lines += [changes_text(name, changes) for name, changes in changed]
     lines += [f"{name}: not updated: {error}" for name, error in failed]
     return lines_text(lines or ["you have not added any models yet"], screen(colour=False)), code

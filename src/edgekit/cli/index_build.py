@@ -7,10 +7,10 @@ import contextlib
 import math
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 
+from edgekit.cli import warn
 from edgekit.cli.console import is_terminal, show_progress
-from edgekit.errors import RemoteInspectError, UsageError
+from edgekit.errors import RemoteInspectError, UsageError, printable
 
 HUB = "hub"
 SOURCE_EXIT = RemoteInspectError.exit_code
@@ -24,6 +24,7 @@ def run_build(arguments: argparse.Namespace) -> tuple[str, int]:
     from edgekit.report.index_build import build_json, build_text
     from edgekit.report.json import json_text
     from edgekit.sources.address import hub_at
+    from edgekit.sources.local import path_of_flag
 
     if arguments.out is None:
         raise UsageError("index build needs --out DIR, a folder for the index")
@@ -31,8 +32,14 @@ def run_build(arguments: argparse.Namespace) -> tuple[str, int]:
     if source != HUB and "://" not in source:
         raise UsageError(f"--from must be hub or an address with https:// (got {source[:60]!r})")
     shows = is_terminal(sys.stderr) and not arguments.json
+
+    def notify(line: str) -> None:
+        if shows:
+            show_progress("")
+        warn(printable(line))
+
     options = BuildOptions(
-        folder=Path(arguments.out).expanduser(),
+        folder=path_of_flag(arguments.out, "--out"),
         date=_date(arguments.date),
         author=arguments.author,
         search=arguments.search,
@@ -45,6 +52,7 @@ def run_build(arguments: argparse.Namespace) -> tuple[str, int]:
         ray=arguments.ray,
         workers=read_number("--workers", arguments.workers, 1, 4096),
         progress=show_progress if shows else None,
+        notify=notify,
     )
     try:
         with contextlib.nullcontext() if source == HUB else hub_at(source):

@@ -15,7 +15,7 @@ from edgekit.cli.flags import read_host, read_integer
 from edgekit.engines.process import LARGEST_PORT
 from edgekit.errors import MissingExtraError, NotFoundError, SourceError, UsageError
 from edgekit.sources import locate, path_of
-from edgekit.sources.local import path_error
+from edgekit.sources.local import expand_home, path_error
 from edgekit.web.references import paths_of
 from edgekit.web.types import WebSettings
 
@@ -96,7 +96,7 @@ def _token(flag: str | None, variable: str | None) -> str | None:
 
 def _folder(text: str) -> Path:
     """An existing folder. Raises NotFoundError, also for an empty name, which would be the current folder."""
-    folder = Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    folder = expand_home(text)
     try:
         if text and stat.S_ISDIR(folder.stat().st_mode):
             return folder.resolve()

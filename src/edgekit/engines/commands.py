@@ -16,7 +16,7 @@ from edgekit.bill.types import Load, Placement, Setup, Variant, Verdict
 from edgekit.errors import UsageError, printable
 from edgekit.index.repositories import original_repository
 from edgekit.machine.types import Device, Machine, System, Vendor
-from edgekit.sources.local import is_here
+from edgekit.sources.local import expand_home, is_here
 from edgekit.sources.reference import Reference, parse_reference
 from edgekit.sources.types import ModelFiles, Origin
 
@@ -197,7 +197,7 @@ def local_file(files: ModelFiles) -> str:
     """The first file of the set, in the given folder."""
     if files.origin is not Origin.LOCAL or not files.weights:
         return files.label
-    path = Path(files.reference).expanduser()
+    path = expand_home(files.reference)
     return str(path / files.weights[0].name) if path.is_dir() else files.reference
 
 

@@ -13,17 +13,33 @@ if TYPE_CHECKING:
 
 def read_index() -> Index:
     """All entries; a user's entry replaces EdgeKit's of the same id. Unreadable entries are listed in `problems`."""
-    from edgekit.index.database import index_problem
     from edgekit.index.store import stored_entries
     from edgekit.index.types import Entry, Index
 
     rows = (*index_entries(), *stored_entries())
     entries = {row.id: row for row in rows if isinstance(row, Entry)}
-    problem = index_problem()
     return Index(
         entries=tuple(entries[name] for name in sorted(entries)),
-        problems=(*([problem] if problem else []), *(row for row in rows if isinstance(row, str))),
+        problems=_problems(row for row in rows if isinstance(row, str)),
     )
+
+
+def index_problems() -> tuple[str, ...]:
+    """A sentence for each part of the index that cannot be read, with what to do."""
+    from edgekit.errors import HeaderError
+    from edgekit.index.store import stored_entries
+
+    try:
+        return _problems(row for row in stored_entries() if isinstance(row, str))
+    except HeaderError as error:  # EdgeKit's own
+        return (str(error),)
+
+
+def _problems(of_users: Iterable[str]) -> tuple[str, ...]:
+    from edgekit.index.database import index_problem
+
+    problem = index_problem()
+    return (*([problem] if problem else []), *of_users)
 
 
 def index_entries() -> tuple[Entry, ...]:

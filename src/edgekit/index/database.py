@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edgekit.errors import HeaderError
+from edgekit.errors import HeaderError, one_line
 from edgekit.index.records import read_header, read_sizes
 from edgekit.index.tables import SCHEMA, SQLITE_NAME
 from edgekit.index.types import Entry, ModelPurpose, Size, Source, StoredHeader
@@ -62,8 +62,15 @@ class IndexFile:
         except (sqlite3.Error, UnicodeError, OverflowError) as error:
             raise self._damaged(error) from error
 
+    def check_pages(self) -> None:
+        """Read the whole file. Raises HeaderError if a page is damaged."""
+        ((answer,),) = self.rows("PRAGMA quick_check(1)")
+        if answer != "ok":
+            raise self._damaged(ValueError(one_line(str(answer))))
+
     def _damaged(self, error: Exception) -> HeaderError:
-        advice = "reinstall EdgeKit" if self.path == PACKAGED else "delete it"
+        is_copy = self.path != PACKAGED
+        advice = "move it away and run edgekit index update" if is_copy else "reinstall EdgeKit"
         return HeaderError(f"the index cannot be read ({error}): {advice}", file=str(self.path))
 
     def entries(self, condition: str = "", values: Iterable[Any] = ()) -> list[Entry]:
@@ -115,12 +122,14 @@ class IndexFile:
     @cache  # noqa: B019 - index files are opened once and live as long as the process
     def sources(self) -> Mapping[int, Source]:
         """The sources by number."""
-        return {
-            number: Source(text=name, basis=Basis(basis), licence=licence, date=date)
-            for number, name, basis, licence, date in self.rows(
-                "SELECT id, name, basis, licence, date FROM sources"
-            )
-        }
+        rows = self.rows("SELECT id, name, basis, licence, date FROM sources")
+        try:
+            return {
+                number: Source(text=name, basis=Basis(basis), licence=licence, date=date)
+                for number, name, basis, licence, date in rows
+            }
+        except ValueError as error:
+            raise self._damaged(error) from error
 
     @lru_cache(maxsize=CACHED_HEADERS)  # noqa: B019
     def header(self, geometry: int) -> StoredHeader:
@@ -145,6 +154,14 @@ def _open(path: str, _stamp: tuple[int, int]) -> IndexFile:
     return IndexFile(Path(path))
 
 
+@cache
+def _open_copy(path: str, stamp: tuple[int, int]) -> IndexFile:
+    """The user's copy of the index. Every page is read once: what replaces EdgeKit's own has to be whole."""
+    copy = _open(path, stamp)
+    copy.check_pages()
+    return copy
+
+
 def packaged_file() -> IndexFile:
     """EdgeKit's own index. Raises HeaderError if it cannot be read."""
     return _open(str(PACKAGED), (0, 0))
@@ -153,10 +170,10 @@ def packaged_file() -> IndexFile:
 def index_file() -> IndexFile:
     """The index that answers: the user's updated copy if it is newer than EdgeKit's own, else EdgeKit's own.
 
-    Raises HeaderError if EdgeKit's own index cannot be read.
+    Raises HeaderError if neither can be read.
     """
     global _last  # noqa: PLW0603 - looking for the user's copy takes 15 microseconds: too long for each of 2,000 models
-    _last = _find_index_file()
+    _last = _used()[0]
     return _last
 
 
@@ -168,34 +185,36 @@ def last_index_file() -> IndexFile:
 _last: IndexFile | None = None
 
 
-def _find_index_file() -> IndexFile:
-    packaged = packaged_file()
-    folder = data_folder()
-    path = None if folder is None else folder / SQLITE_NAME
-    if path is None or not os.path.lexists(path):
-        return packaged
-    try:
-        status = path.stat()
-        updated = _open(str(path), (status.st_size, status.st_mtime_ns))
-    except (OSError, HeaderError):
-        return packaged  # index_problem() says why
-    return updated if updated.facts["built"] >= packaged.facts["built"] else packaged
-
-
 def index_problem() -> str | None:
-    """Why the user's updated copy of the index is not used; None if it is used or there is none."""
+    """Why one of the two indexes is not used; None if there is nothing to mend."""
+    return _used()[1]
+
+
+def _used() -> tuple[IndexFile, str | None]:
     folder = data_folder()
     path = None if folder is None else folder / SQLITE_NAME
     if path is None or not os.path.lexists(path):
-        return None
+        return packaged_file(), None
+    if path.exists() and not path.is_file():  # opening a pipe would never end
+        return (
+            packaged_file(),
+            f"{path} is not a regular file: move it away; EdgeKit's own index is used",
+        )
     try:
         status = path.stat()
-        updated = _open(str(path), (status.st_size, status.st_mtime_ns))
-    except (OSError, HeaderError) as error:
-        return f"{error}; EdgeKit's own index is used"
-    if updated.facts["built"] < packaged_file().facts["built"]:
-        return f"{path} is older than EdgeKit's own index, which is used: run edgekit index update"
-    return None
+        updated = _open_copy(str(path), (status.st_size, status.st_mtime_ns))
+    except OSError as error:
+        return packaged_file(), f"{path}: {error.strerror}; EdgeKit's own index is used"
+    except HeaderError as error:
+        return packaged_file(), f"{error}; EdgeKit's own index is used"
+    try:
+        packaged = packaged_file()
+    except HeaderError as error:
+        return updated, f"{error}; your copy of the index is used"
+    if updated.facts["built"] >= packaged.facts["built"]:
+        return updated, None
+    why = f"{path} is older than EdgeKit's own index, which is used: run edgekit index update"
+    return packaged, why
 
 
 def header_of(entry: Entry) -> StoredHeader:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from edgekit.errors import printable
 from edgekit.index.likeness import is_size, words_of
 from edgekit.index.types import Entry, ModelPurpose
-from edgekit.units import Basis
+from edgekit.units import Basis, short_count
 
 # What people call a purpose. A word that is none of these is looked for in the names.
 PURPOSE_WORDS = {
@@ -88,11 +88,19 @@ class Filters:
                 "--exact", lambda entry: entry.has_geometry and entry.basis is Basis.EXACT
             )
         if (least := self.min_parameters) is not None:
-            yield Condition("--min-params", lambda entry: (entry.parameters or 0) >= least)
+            yield Condition(
+                f"--min-params {short_count(least)}", lambda entry: (entry.parameters or 0) >= least
+            )
         if (most := self.max_parameters) is not None:
-            yield Condition("--max-params", lambda entry: 0 < (entry.parameters or 0) <= most)
+            yield Condition(
+                f"--max-params {short_count(most)}",
+                lambda entry: 0 < (entry.parameters or 0) <= most,
+            )
         if (tokens := self.min_context) is not None:
-            yield Condition("the context", lambda entry: (entry.native_context or 0) >= tokens)
+            yield Condition(
+                f"a context of {tokens:,} tokens",
+                lambda entry: (entry.native_context or 0) >= tokens,
+            )
         if (after := self.released_after) is not None:
             yield Condition(
                 f"--released-after {after}",

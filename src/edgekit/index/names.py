@@ -11,13 +11,14 @@ from functools import lru_cache
 from edgekit.errors import (
     AmbiguousNameError,
     EdgekitError,
+    HeaderError,
     NotFoundError,
     RemoteAccessError,
     RemoteInspectError,
     RemoteNotFoundError,
     UsageError,
 )
-from edgekit.index import users_entries
+from edgekit.index import index_problems, users_entries
 from edgekit.index.database import index_file
 from edgekit.index.likeness import (
     FEWER_USES,
@@ -217,15 +218,16 @@ def _nearest(typed: TypedName, shown: str) -> Match:
             [(model.id, model.parameters) for model in answer.choices],
             most=MOST_CHOICES,
         )
+    problems = "".join(f"; {problem}" for problem in index_problems())
     raise NotFoundError(
-        f"{shown} is not in the index (edgekit index list shows all models)",
+        f"{shown} is not in the index (edgekit index list shows all models){problems}",
         candidates=tuple(model.id for model in answer.near[:SHOWN]),
     )
 
 
 def _refuse_closed(name: str) -> None:
     """Raises NotFoundError for a model whose weights are not published, and names the open ones of its maker."""
-    maker = maker_of_closed(name)
+    maker = maker_of_closed(split_quant(name)[0])
     if maker is None:
         return
     query = "SELECT id FROM models WHERE publisher LIKE ? AND kinds LIKE '%chat%' ORDER BY uses DESC LIMIT 2"
@@ -416,9 +418,11 @@ def with_near(
     """The error with similar names of the index added, or the one that says that the model is closed."""
     try:
         _refuse_closed(name)
+        near = near_ids(split_quant(name)[0])
     except NotFoundError as closed:
         return closed
-    near = near_ids(split_quant(name)[0])
+    except HeaderError:  # the index cannot be read
+        return error
     if isinstance(error, RemoteInspectError):
         is_answer = isinstance(error, RemoteNotFoundError | RemoteAccessError)
         if is_answer or not near or "://" in name:

@@ -6,6 +6,7 @@ import enum
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -129,14 +130,20 @@ def _of_model(model: str) -> tuple[Repository, ...]:
 
 @lru_cache(maxsize=4096)
 def model_at(repository: str) -> tuple[str, Form] | None:
-    """The model of a hub repository or Ollama tag in any capitals, and its form; None if the index does not know it."""
+    """The model of a hub repository or Ollama tag in any capitals, and its form.
+
+    None if the index does not know it, or cannot be read: the files can be, without it.
+    """
     from edgekit.index.database import index_file
 
-    rows = index_file().rows(
-        "SELECT model, form FROM repositories WHERE name = ? COLLATE NOCASE ORDER BY model LIMIT 1",
-        (repository,),
+    query = (
+        "SELECT model, form FROM repositories WHERE name = ? COLLATE NOCASE ORDER BY model LIMIT 1"
     )
-    return (rows[0][0], Form(rows[0][1])) if rows else None
+    try:
+        rows = index_file().rows(query, (repository,))
+        return (rows[0][0], Form(rows[0][1])) if rows else None
+    except (HeaderError, ValueError):
+        return None
 
 
 def repositories_of(model: str, form: Form | None = None) -> tuple[Repository, ...]:
@@ -170,10 +177,13 @@ def names_of(model: str) -> tuple[ModelName, ...]:
 
 
 def repository_at(model: str, form: Form, mix: str) -> Repository | None:
-    """The first repository with the mix: the publisher's own, then those whose files a source lists."""
+    """The first repository with the mix: the publisher's own, then those whose files a source lists.
+
+    None if there is none, or the index cannot be read: a command is named without it.
+    """
     owner = original_repository(model).partition("/")[0].lower()
     rows = sorted(
-        repositories_of(model, form), key=lambda row: not row.listed and row.owner != owner
+        _known_repositories(model, form), key=lambda row: not row.listed and row.owner != owner
     )
     return next(
         (row for row in rows if row.tag(mix) is not None and not is_other_training(row)), None
@@ -181,5 +191,11 @@ def repository_at(model: str, form: Form, mix: str) -> Repository | None:
 
 
 def original_repository(model: str) -> str:
-    """The publisher's own repository; empty if unknown."""
-    return next((row.name for row in repositories_of(model, Form.ORIGINAL)), "")
+    """The publisher's own repository; empty if unknown, or if the index cannot be read."""
+    return next((row.name for row in _known_repositories(model, Form.ORIGINAL)), "")
+
+
+def _known_repositories(model: str, form: Form) -> tuple[Repository, ...]:
+    with suppress(HeaderError):
+        return repositories_of(model, form)
+    return ()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from edgekit.errors import (
     AmbiguousNameError,
+    HeaderError,
     NotFoundError,
     PrivateAddressError,
     RemoteAccessError,
@@ -20,6 +21,7 @@ from edgekit.errors import (
     RemoteNotFoundError,
     UsageError,
 )
+from edgekit.index import index_problems
 from edgekit.sources.local import is_here
 
 if TYPE_CHECKING:
@@ -66,21 +68,30 @@ def resolve(
     prefix = next((word for word in _PREFIXES if name.lower().startswith(word)), "")
     name = name[len(prefix) :]
     match, ambiguous = None, None
+    problems: tuple[str, ...] = ()  # of the index
+    damage: HeaderError | None = None
     try:
+        problems = index_problems()
         match = names.find_model(name) if prefix else names.entry_named(name, absolute=absolute)
     except AmbiguousNameError as error:
         if prefix:
             raise
         ambiguous = error
+    except HeaderError as error:  # the index cannot be read: what is not in it still can
+        if prefix:
+            raise
+        problems, damage = (str(error),), error
     if match is None:
         try:
-            return Resolved(name=name, found=read(name))
+            return Resolved(name=name, found=read(name), notes=problems)
         except PrivateAddressError:
             raise  # a list of candidates would hide the refusal
         except (NotFoundError, RemoteInspectError) as error:
             if ambiguous is not None and "/" not in name:
                 raise ambiguous from error
-            raise names.with_near(error, name) from error
+            if damage is not None and "/" not in name:  # only the index could have it
+                raise damage from error
+            raise _with_problems(names.with_near(error, name), problems) from error
     entry = match.entry
     if not prefix and names.is_path(name, absolute=absolute):
         try:
@@ -89,8 +100,10 @@ def resolve(
             if getattr(error, "candidates", ()) or names.is_folder_here(name, absolute=absolute):
                 raise
             reason = f"{name[-80:]} is not on this machine"
-            return Resolved(name=name, entry=entry, quant=match.quant, from_index=reason)
-    notes = (match.note,) if match.note else ()
+            return Resolved(
+                name=name, entry=entry, quant=match.quant, from_index=reason, notes=problems
+            )
+    notes = (*((match.note,) if match.note else ()), *problems)
     resolved: Resolved[Read] = Resolved(name=name, entry=entry, quant=match.quant, notes=notes)
     if not entry.is_users and (prefix or names.is_catalog_first(name, match, absolute=absolute)):
         return replace(resolved, notes=(*notes, *names.base_note(entry, name)))
@@ -109,6 +122,18 @@ def resolve(
         notes = (*notes, f"answered from the index, because {reason}")
         return replace(resolved, from_index=reason, notes=notes)
     return replace(resolved, found=found, quant=match.quant if entry.is_users else None)
+
+
+def _with_problems(
+    error: NotFoundError | RemoteInspectError, problems: tuple[str, ...]
+) -> NotFoundError | RemoteInspectError:
+    """The error with what could not be read of the index: the name may have been there."""
+    if not problems:
+        return error
+    complete = type(error)(". ".join((str(error).removesuffix("."), *problems)))
+    if isinstance(error, NotFoundError) and isinstance(complete, NotFoundError):
+        complete.candidates = error.candidates
+    return complete
 
 
 def _may_answer(name: str, error: NotFoundError | RemoteInspectError) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekit.errors import HeaderError, SourceError, UsageError
+from edgekit.errors import HeaderError, SourceError, UsageError, one_line
 from edgekit.index.records import MAX_RECORD_CHARS, read_record, record_of
 from edgekit.index.types import Entry
 from edgekit.sources.local import create_data_folder, data_folder
@@ -26,7 +26,7 @@ SCHEMA = 1  # PRAGMA user_version
 NAME = "catalog.db"
 MAX_ROWS = 10_000
 WAIT_S = 20.0  # for another writer
-READ_S = 5.0  # reading a valid file takes far less
+WORK_S = 5.0  # reading or changing a valid file takes far less
 _STEPS = 10_000  # instructions of SQLite's virtual machine between checks of the clock
 _TABLE = "CREATE TABLE IF NOT EXISTS entries (id TEXT PRIMARY KEY, entry TEXT NOT NULL)"
 
@@ -64,8 +64,6 @@ def _rows(path: Path) -> list[tuple[object, object]]:
     """The id and record of every row; the record is None if it is too long."""
     query = f"SELECT id, CASE WHEN length(entry) <= {MAX_RECORD_CHARS} THEN entry END FROM entries ORDER BY id LIMIT {MAX_ROWS}"  # noqa: S608, E501
     with _connect(path, "rw") as database:
-        deadline = time.monotonic() + READ_S
-        database.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
         if not _version(database, path):
             return []  # created, but nothing written yet
         return database.execute(query).fetchall()
@@ -106,10 +104,16 @@ def forget_entry(name: str) -> bool:
 
 @contextlib.contextmanager
 def _transaction() -> Iterator[sqlite3.Connection]:
-    """A connection that holds the write lock; the block is committed unless it raises."""
+    """A connection that holds the write lock; the block is committed unless it raises.
+
+    A damaged file stays as it is.
+    """
     path = create_data_folder("the index") / NAME
     with _connect(path, "rwc") as database:
         database.execute("BEGIN IMMEDIATE")
+        (answer,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        if answer != "ok":
+            raise _damaged(path, one_line(str(answer), 80))
         if not _version(database, path):
             database.execute(_TABLE)
             database.execute(f"PRAGMA user_version = {SCHEMA}")
@@ -126,7 +130,26 @@ def _version(database: sqlite3.Connection, path: Path) -> int:
             "upgrade edgekit",
             file=str(path),
         )
+    kind = database.execute("SELECT type FROM sqlite_schema WHERE name = 'entries'").fetchone()
+    columns = {row[1] for row in database.execute("PRAGMA table_info(entries)")}
+    if version and (kind != ("table",) or not {"id", "entry"} <= columns):
+        raise _damaged(path, "it has no table of models")
     return int(version)
+
+
+def _advice(error: sqlite3.OperationalError) -> str:
+    if "locked" in str(error):
+        return "another program is using it; try again when it has finished"
+    if "full" in str(error) or "I/O" in str(error):
+        return "free some space on its disk, or check the disk"
+    return "let it be read and written, or move it away"
+
+
+def _damaged(path: Path, what: object) -> HeaderError:
+    return HeaderError(
+        f"the list of your models is damaged ({what}): move the file away and add your models again",
+        file=str(path),
+    )
 
 
 @contextlib.contextmanager
@@ -145,11 +168,11 @@ def _connect(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
             sqlite3.connect(uri, uri=True, timeout=WAIT_S, isolation_level=None)
         ) as database:
             database.execute("PRAGMA trusted_schema = OFF")
+            database.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            deadline = time.monotonic() + WAIT_S + WORK_S
+            database.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
             yield database
     except sqlite3.OperationalError as error:
-        raise SourceError(f"{path} cannot be used: {error}") from error
+        raise SourceError(f"{path} cannot be used ({error}): {_advice(error)}") from error
     except (sqlite3.Error, OverflowError, UnicodeError) as error:
-        raise HeaderError(
-            f"the list of your models is damaged ({error}): move the file away and add your models again",
-            file=str(path),
-        ) from error
+        raise _damaged(path, error) from error

@@ -27,7 +27,14 @@ from edgekit.machine.types import (
     HostMeasured,
     Measured,
 )
-from edgekit.sources.local import create_data_folder, data_folder, open_file, replacing, try_lock
+from edgekit.sources.local import (
+    create_data_folder,
+    data_folder,
+    move_aside,
+    open_file,
+    replacing,
+    try_lock,
+)
 from edgekit.units import GIB, LARGEST, MIB
 
 if TYPE_CHECKING:
@@ -207,16 +214,7 @@ def _read_or_move_aside(path: Path) -> Stored:
     try:
         return Stored(calibration=_read(path))
     except HeaderError as error:
-        number = 1
-        while os.path.lexists(
-            aside := path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")
-        ):
-            number += 1
-        try:
-            path.rename(aside)
-        except OSError as why:
-            raise SourceError(f"{path} cannot be moved aside: {why.strerror}") from why
-        return Stored(problem=f"{error}: moved to {aside}")
+        return Stored(problem=f"{error}: moved to {move_aside(path)}")
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from edgekit.model.types import (
 )
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import (
+    FROM_INDEX,
     MAX_WIDTH,
     PARTS,
     PLAIN,
@@ -71,7 +72,7 @@ def bill_text(bill: EstimateAnswer, screen: Screen = PLAIN) -> str:
     if bill.geometry is not None and bill.geometry.doubt:
         headline += f" (rough estimate: {printable(bill.geometry.doubt)})"
     if bill.from_index:
-        headline += " (from EdgeKit's index: the repository was not read)"
+        headline += f" ({FROM_INDEX})"
     rows = [(names[pool], row) for pool, row in sums.items()]
     if len(rows) > 1:
         rows.append(("total", {part: sum(row[part] for row in sums.values()) for part in PARTS}))
@@ -320,7 +321,9 @@ def compare_text(comparison: EngineComparison, screen: Screen = PLAIN) -> str:
     billed = [bill for bill in comparison.answers.values() if not isinstance(bill, EdgekitError)]
     sequences = "one sequence" if comparison.users == 1 else f"{comparison.users} sequences"
     headline = f"{comparison.label}  ·  {sequences} of {comparison.context_tokens:,} tokens"
-    return render(headline, [("", lines)], screen)
+    if any(bill.from_index for bill in billed):
+        headline += f" ({FROM_INDEX})"
+    return render(headline, [("", lines), ("Note", comparison.notes)], screen)
 
 
 def _comparison_row(bill: EstimateAnswer) -> tuple[str, ...]:

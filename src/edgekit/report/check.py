@@ -30,6 +30,7 @@ from edgekit.report.bill import basis_rows, bill_json
 from edgekit.report.hardware import budget_json, machine_json
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import (
+    FROM_INDEX,
     PLAIN,
     Screen,
     Section,
@@ -78,7 +79,7 @@ def headline(result: Verdict, *, from_name: bool = False) -> str:
     elif any(use.assumed for use in result.uses):
         text += " (rough estimate)"
     if result.from_index:
-        text += " (from EdgeKit's index: the repository was not read)"
+        text += f" ({FROM_INDEX})"
     return printable(text)
 
 

@@ -131,8 +131,8 @@ def _headline(entry: Entry) -> str:
     return f"{entry.id}: {', '.join(parts)}".rstrip(": ")
 
 
-def entry_text(entry: Entry, screen: Screen = PLAIN, *, note: str = "") -> str:
-    """Everything that is known about one model, with sources. `note`: how its name was understood."""
+def entry_text(entry: Entry, screen: Screen = PLAIN, *, notes: tuple[str, ...] = ()) -> str:
+    """Everything that is known about one model, with sources. `notes`: how its name was understood, for instance."""
 
     def size_lines(screen: Screen) -> list[str]:
         rows = [
@@ -198,7 +198,7 @@ def entry_text(entry: Entry, screen: Screen = PLAIN, *, note: str = "") -> str:
             f"{', '.join(about)} ({source.basis.value}): {source.text}{terms and f' ({terms})'}"
         )
     sections: Sections = [
-        ("Note", [note] if note else []),
+        ("Note", notes),
         ("Model", facts),
         ("Runs on", runs_on),
         ("Sizes", size_lines if entry.sizes else ()),
@@ -284,6 +284,8 @@ def merged_text(update: IndexUpdate) -> str:
         signed = "" if update.signed_by is None else f", signed by {update.signed_by}"
         lines.append(f"  from {update.address} of {update.built}, SHA-256 {update.sha256}{signed}")
     lines.append(f"  saved in {update.path}")
+    if update.moved_aside is not None:
+        lines.append(f"  your old copy could not be read: it is now {update.moved_aside}")
     return "\n".join(lines)
 
 

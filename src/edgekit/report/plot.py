@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgekit.errors import EdgekitError, UsageError, printable
 from edgekit.report.json import SCHEMA, Json, fields
+from edgekit.sources.local import path_of_flag
 from edgekit.units import GIB, format_bytes
 
 if TYPE_CHECKING:  # matplotlib is an extra, and slow to import
@@ -50,7 +51,7 @@ _SETTINGS: dict[Any, Any] = {
 
 def write_plot(curves: Sequence[Curve], path: str | Path, *, model: str, machine: str) -> None:
     """Write the picture atomically. Raises UsageError for an unknown suffix, no curves or an unwritable file."""
-    target = Path(path).expanduser()
+    target = path_of_flag(str(path), "the plot")
     if target.suffix.lower() not in SUFFIXES:
         raise UsageError(
             f"{target}: a plot is written to a file that ends in {' or '.join(SUFFIXES)}"

@@ -20,7 +20,7 @@ from edgekit.report.hardware import (
     measured_rate,
 )
 from edgekit.report.json import SCHEMA, Json, fields
-from edgekit.report.text import PLAIN, Screen, Section, render, table, with_count
+from edgekit.report.text import FROM_INDEX, PLAIN, Screen, Section, render, table, with_count
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:  # for the types only: `calibrate --list` measures nothing
@@ -119,7 +119,7 @@ def verification_text(
         outside = ", ".join(row.part for row in verification.rows if not row.within)
         verdict = f"OUTSIDE BOUNDS: {outside}"
     if from_index:
-        verdict += " (from EdgeKit's index: the repository was not read)"
+        verdict += f" ({FROM_INDEX})"
     title = (
         f"{verification.label}  ·  predicted for llama.cpp {verification.rules_version}  ·  measured "
         f"with {answer.through} {answer.version} in {answer.seconds:.1f} s"

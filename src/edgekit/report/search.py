@@ -45,6 +45,7 @@ def search_text(answer: SearchAnswer, screen: Screen = PLAIN, *, words: Sequence
         ("", [_skipped(answer)] if answer.passed_over else []),
         ("Filters", _count_rows(answer) if not answer.matching else []),
         ("Near", [", ".join(answer.near)] if answer.near else []),
+        ("Relax", _relaxed(answer)),
         ("Note", [*answer.notes, *unmeasured, *machine_notes]),
         ("Next", _next_rows(answer, words)),
     ]
@@ -55,9 +56,10 @@ def search_headline(answer: SearchAnswer) -> str:
     """'The 10 best of 35 models that match, on RTX 4090 + 64 GiB RAM'."""
     question, shown = answer.question, len(answer.models)
     machine = machine_words(answer.request.find_machine())
-    words = (
-        f'"{question.filters.words.strip()}"' if question.filters.words.strip() else "the filters"
-    )
+    typed = question.filters.words.strip()
+    words = f'"{typed}"' if typed else "the filters"
+    if typed and any(not count.text.startswith('"') for count in answer.counts):
+        words += " and the filters"
     if not answer.matching:
         return printable(f"None of the {answer.known:,} models of the index matches {words}")
     if not shown:
@@ -81,6 +83,15 @@ def _count_rows(answer: SearchAnswer) -> list[str]:
         more = f"; without it {removed:,} match" if removed else ""
         rows.append(f"{text}: {met:,} {'model' if met == 1 else 'models'}{more}")
     return rows
+
+
+def _relaxed(answer: SearchAnswer) -> list[str]:
+    """What to change if models match, but none fits."""
+    if answer.models or not answer.matching:
+        return []
+    asked = answer.question.filters.min_context
+    shorter = "" if asked is None else f"a shorter context than {asked:,} tokens, "
+    return [f"{shorter}another --device, or no --fits: then the table has what each needs"]
 
 
 def _next_rows(answer: SearchAnswer, words: Sequence[str]) -> list[str]:

@@ -24,6 +24,7 @@ from edgekit.report.check import (
 )
 from edgekit.report.json import SCHEMA, Json, error_json, fields
 from edgekit.report.text import (
+    FROM_INDEX,
     MIN_WIDTH,
     PLAIN,
     Screen,
@@ -59,7 +60,7 @@ _NARROW = (_GIB, _MAX, _SPEED)  # left out on a narrow screen, in this order
 @dataclass(frozen=True, slots=True)
 class _Row:
     cells: dict[str, str]  # by column
-    because: str = ""  # why it does not load, if the figures do not show it
+    because: str = ""  # what the figures do not show: why it does not load, or where they come from
 
 
 def check_table(rows: Sequence[Answer], screen: Screen = PLAIN, *, sizes: bool = False) -> str:
@@ -177,7 +178,11 @@ def _row(answer: Answer, labels: Mapping[str, str], *, sizes: bool) -> _Row:
     is_blocked = any(use.budget.blocked for use in result.uses)
     lacks_memory = result.tightest.status is Status.FAILED and not is_blocked
     has_reason = not result.can_load and not lacks_memory
-    return _Row(cells, "; ".join(result.reasons) if has_reason else "")
+    reasons = (
+        *(result.reasons if has_reason else ()),
+        *([FROM_INDEX] if result.from_index else []),
+    )
+    return _Row(cells, "; ".join(reasons))
 
 
 def window_words(result: Verdict, tokens: int, users: int) -> str:

@@ -68,6 +68,7 @@ Sections = Iterable[Section]
 
 
 PLAIN = Screen()
+FROM_INDEX = "from EdgeKit's index: the repository was not read"
 
 
 def render(

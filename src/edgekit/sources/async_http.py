@@ -63,6 +63,9 @@ if TYPE_CHECKING:
 
 MAX_FAILURES = 6  # of one request in a row; 0.5 + 1 + 2 + 4 + 8 s are spent waiting
 MAX_BUSY_ANSWERS = 20  # 429 to one request: each waits for the server's next window
+# Without one other answer: six of the hub's windows, or three of the longest waits. Such a server is closed, not busy.
+MAX_BUSY_S = 1800.0
+MIN_NOTIFIED_S = 1.0  # shorter waits are not worth a line
 MAX_MALFORMED = 3  # equal answers: then it is the document, not the transfer
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
@@ -91,12 +94,19 @@ class Tally:
 
 
 class RateLimiter:
-    """Delays requests: at most `rate` per second, and not before the server allows it."""
+    """Delays requests: at most `rate` per second, and not before the server allows it.
 
-    def __init__(self, rate: float | None = None) -> None:
+    `notify` is called with a line for each wait that the server asks for, once for all requests that wait.
+    """
+
+    def __init__(
+        self, rate: float | None = None, notify: Callable[[str], None] | None = None
+    ) -> None:
         self._interval_s = 1 / rate if rate else 0.0
         self._next = 0.0
         self._blocked_until = {API: 0.0, FILES: 0.0}
+        self._notify = notify
+        self._busy_since: float | None = None  # the first refusal after the last answer
 
     async def wait_turn(self, bucket: str) -> None:
         """Wait until the next request of this bucket may start."""
@@ -112,10 +122,23 @@ class RateLimiter:
             if self._blocked_until[bucket] <= time.monotonic():
                 return
 
-    def block(self, bucket: str, seconds: float) -> None:
+    def block(self, bucket: str, seconds: float, why: str) -> None:
         """Block this bucket for `seconds`, at most MAX_RETRY_AFTER_S."""
-        until = time.monotonic() + min(seconds, MAX_RETRY_AFTER_S)
-        self._blocked_until[bucket] = max(self._blocked_until[bucket], until)
+        now, seconds = time.monotonic(), min(seconds, MAX_RETRY_AFTER_S)
+        is_new = self._blocked_until[bucket] <= now
+        self._blocked_until[bucket] = max(self._blocked_until[bucket], now + seconds)
+        if is_new and seconds >= MIN_NOTIFIED_S and self._notify is not None:
+            self._notify(f"{why}: waiting {seconds:.0f} s")
+
+    def answered(self) -> None:
+        """The server has answered a request."""
+        self._busy_since = None
+
+    def refused(self, wait_s: float) -> bool:
+        """The server is busy, and asks for a wait. Returns whether it has been busy for too long to wait again."""
+        now = time.monotonic()
+        self._busy_since = now if self._busy_since is None else self._busy_since
+        return now + min(wait_s, MAX_RETRY_AFTER_S) - self._busy_since > MAX_BUSY_S
 
 
 class AsyncTransport:
@@ -185,17 +208,20 @@ class AsyncTransport:
             reply = await self._follow(url, headers or {}, name, body_limit, compressed=compressed)
             failure, head = reply.failure, reply.head
             if failure is None:
+                self._limiter.answered()
                 return reply
             is_busy = head is not None and head.status == 429
             busy, failures = busy + is_busy, failures + (not is_busy)
             self.tally.faults[_kind(failure, head)] += 1
-            if failures >= MAX_FAILURES or busy >= MAX_BUSY_ANSWERS:
-                raise RemoteBusyError(
-                    f"{name}: {failure.what} ({failures + busy} attempts); run the command again later"
-                )
             wait_s = max(pause_s(failures + busy - 1), failure.retry_after_s or 0.0)
-            if is_busy or failure.retry_after_s:
-                self._limiter.block(bucket, wait_s)  # for the other requests too
+            is_too_busy = is_busy and self._limiter.refused(wait_s)
+            if is_too_busy or failures >= MAX_FAILURES or busy >= MAX_BUSY_ANSWERS:
+                slower = ", with a lower --rate" if is_busy else ""
+                raise RemoteBusyError(
+                    f"{name}: {failure.what} ({failures + busy} attempts); run the command again later{slower}"
+                )
+            if is_busy or failure.retry_after_s:  # for the other requests too
+                self._limiter.block(bucket, wait_s, failure.what)
             else:
                 await asyncio.sleep(wait_s)
 
@@ -267,7 +293,8 @@ class AsyncTransport:
             raise status_error(head, name=name)
         bucket = API if urlsplit(url).path.startswith("/api/") else FILES
         if spent := _SPENT.search(head.headers.get("ratelimit", "")[:1000]):
-            self._limiter.block(bucket, float(spent[1]))
+            why = f"{host_of(url)} allows no more requests in this window"
+            self._limiter.block(bucket, float(spent[1]), why)
         return reply
 
     async def _send(
@@ -339,7 +366,10 @@ class Json:
 
 @asynccontextmanager
 async def open_transport(
-    *, rate: float | None = None, request_s: float = REQUEST_S
+    *,
+    rate: float | None = None,
+    request_s: float = REQUEST_S,
+    notify: Callable[[str], None] | None = None,
 ) -> AsyncIterator[AsyncTransport]:
     """A transport with huggingface_hub's proxies and certificates, closed at the end."""
     endpoint = hub_endpoint()
@@ -348,7 +378,10 @@ async def open_transport(
     is_public = await asyncio.to_thread(is_public_host, endpoint)
     async with hub_library().get_async_session() as client:
         yield AsyncTransport(
-            client, limiter=RateLimiter(rate), request_s=request_s, is_hub_public=is_public
+            client,
+            limiter=RateLimiter(rate, notify),
+            request_s=request_s,
+            is_hub_public=is_public,
         )
 
 

@@ -20,7 +20,14 @@ from pathlib import Path
 from tempfile import mkstemp
 from typing import IO
 
-from edgekit.errors import HeaderError, HeaderLimitError, NotFoundError, SourceError
+from edgekit.errors import (
+    HeaderError,
+    HeaderLimitError,
+    NotFoundError,
+    SourceError,
+    UsageError,
+    quoted,
+)
 from edgekit.sources.filenames import (
     CONFIG_NAME,
     INDEX_NAME,
@@ -153,9 +160,19 @@ def is_here(name: str, *, absolute_only: bool = False) -> bool:
 def expand_home(path: str) -> Path:
     """The path with "~" and "~user" replaced; unchanged if there is no such user."""
     try:
-        return Path(path).expanduser()
-    except (RuntimeError, ValueError):  # "~nobody/models": no such user; a name with a NUL
+        return Path(os.path.expanduser(path))  # noqa: PTH111 - Path's raises
+    except ValueError:  # "~\0": a name with a NUL
         return Path(path)
+
+
+def path_of_flag(text: str, flag: str) -> Path:
+    """The path that a flag names, to be read or written. Raises UsageError if it can be none."""
+    if not text or "\0" in text:
+        raise UsageError(f"{flag} takes a path (got {quoted(text)})")
+    path = expand_home(text)
+    if text.startswith("~") and str(path).startswith("~"):
+        raise UsageError(f"{flag}: there is no home folder {quoted(path.parts[0])}")
+    return path
 
 
 # -- files ---------------------------------------------------------------------------------------
@@ -402,7 +419,7 @@ def folders_in(folder: Path) -> list[Path]:
 
 def home_folder() -> Path:
     """Like Path.home(), but never raises: without a home it is "~"."""
-    return Path(os.path.expanduser("~"))  # noqa: PTH111 - Path's raises
+    return expand_home("~")
 
 
 def user_folder(variable: str, *, macos: str, xdg: str, linux: str) -> Path | None:
@@ -467,6 +484,18 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def move_aside(path: Path) -> Path:
+    """Rename a damaged file to NAME.damaged-1 or the next free number. Returns its new path. Raises SourceError."""
+    number = 1
+    while os.path.lexists(aside := path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")):
+        number += 1
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be moved aside: {error.strerror}") from error
+    return aside
 
 
 def try_lock(descriptor: int) -> bool:

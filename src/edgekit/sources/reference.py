@@ -184,7 +184,7 @@ def _parse_hub_id(body: str, text: str) -> HubModel:
     match = _HUB_ID.fullmatch(body.strip("/"))
     if match is None:
         raise UsageError(
-            f"{text!r} is not a Hugging Face model: write org/name or org/name@revision:Q4_K_M"
+            f"{text[:200]!r} is not a Hugging Face model: write org/name or org/name@revision:Q4_K_M"
         )
     parts: dict[str, str] = {}
     tail = match["tail"]

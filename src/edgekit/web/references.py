@@ -27,7 +27,7 @@ from edgekit.index.types import NO_HEADER, Entry, Index
 from edgekit.request import Request
 from edgekit.sources import locate, path_of
 from edgekit.sources.filenames import MODEL_SUFFIXES
-from edgekit.sources.local import data_folder, is_folder, is_regular, names_in
+from edgekit.sources.local import data_folder, home_folder, is_folder, is_regular, names_in
 from edgekit.sources.reference import clean_text
 from edgekit.sources.stores import hub_cache_folder
 from edgekit.sources.types import ModelFiles, Reach
@@ -281,7 +281,7 @@ def _folders(settings: WebSettings) -> Iterator[Path]:
     """The --models-dir folders (for a single file, its parent), and other folders that error messages may name."""
     for folder in resolved_folders(settings.models_dirs):
         yield folder if is_folder(folder) else folder.parent
-    yield from (hub_cache_folder(), Path(os.path.expanduser("~")))  # noqa: PTH111 - Path's raises
+    yield from (hub_cache_folder(), home_folder())
     yield from filter(None, (data_folder(),))
     for name in ("OLLAMA_MODELS", "EDGEKIT_CACHE"):
         if os.environ.get(name):

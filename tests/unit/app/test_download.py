@@ -26,8 +26,9 @@ def test_model_of_unknown_layers_and_size_is_downloaded_from_its_known_repositor
     )
 
 
+@pytest.mark.parametrize("name", ["gpt-4o", "gpt-4o:Q4_K_M", "openai/gpt-4o-mini:4bit"])
 def test_closed_model_is_not_downloaded_and_the_error_says_why(
-    capsys: pytest.CaptureFixture[str],
+    name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["download", "gpt-4o", "--offline"]) == 4
+    assert main(["download", name, "--offline"]) == 4
     assert "is a closed model: OpenAI does not publish its weights" in capsys.readouterr().err

@@ -254,3 +254,14 @@ def test_refusal_falls_back_to_another_engine_and_usage_error_does_not(
         answer, note = answer_with_fallback(named, fits.machine, run_on, lambda result: result)
         assert answer is fits
         assert note.endswith("vllm cannot run it here: no")
+
+
+@pytest.mark.parametrize("command", [["run", "-p", "hi"], ["serve"], ["inspect"], ["estimate"]])
+def test_model_without_known_layers_is_an_error_that_names_its_repositories(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command[0], "magistral-small-2506", *command[1:], "--offline"]) == 2
+    message = capsys.readouterr().err
+    assert "the index knows neither the layers nor the size of magistral-small-2506" in message
+    assert "name its repository instead (bartowski/mistralai_Magistral-Small-2506-GGUF" in message
+    assert "edgekit download magistral-small-2506" in message

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.unit.plan.machines import cpu
 
+from edgekit.app import candidates
 from edgekit.app import search as module
 from edgekit.app.candidates import OFFLINE, STEP_BYTES, Candidates, complete
 from edgekit.app.check import Check, check
@@ -147,6 +148,14 @@ def test_model_that_is_named_exactly_comes_first_in_every_order(words: str, sort
     answer = ask(words, request={**CARD, "limit": 3}, sort=sort.value)
     assert ids(answer)[0] == "qwen3-8b"
     assert len(answer.models) == 3
+
+
+@pytest.mark.parametrize("more", [{}, {"fits": True}])
+def test_context_is_the_one_that_is_shown(more: dict[str, Any]) -> None:
+    answer = ask("qwen", request={**CARD, "limit": 8}, sort="context", max_params="9B", **more)
+    shown = [found.figures.context_tokens for found in answer.models if found.figures is not None]
+    assert len(shown) == 8
+    assert shown == sorted(shown, reverse=True)
 
 
 def test_quality_puts_models_that_do_not_suit_the_task_last() -> None:
@@ -292,6 +301,17 @@ def test_damaged_stored_figures_are_ignored(damage: dict[str, Any]) -> None:
     content = json.loads(stored().read_text())
     content["rows"][0]["figures"] |= damage
     stored().write_text(json.dumps(content))
+    assert ask("qwen3 0.6b") == first
+
+
+@pytest.mark.parametrize("name", ["__version__", "STORED_FORMAT"])
+def test_answers_stored_by_another_version_are_not_used(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ask("qwen3 0.6b")
+    old = stored()
+    old.write_text(json.dumps({**json.loads(old.read_text()), "matching": 7_000}))
+    monkeypatch.setattr(candidates, name, "another")
     assert ask("qwen3 0.6b") == first
 
 

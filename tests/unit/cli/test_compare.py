@@ -218,3 +218,19 @@ def test_invalid_option_is_an_error(
     code, out, err = run_compare(capsys, *argv)
     assert (code, out) == (2, "")
     assert message in err
+
+
+FROM_INDEX = "from EdgeKit's index: the repository was not read"
+
+
+def test_answer_from_the_index_is_said_as_by_check(capsys: pytest.CaptureFixture[str]) -> None:
+    name, machine = "google/gemma-3-27b-it", ("--device", "RTX 4090", "--ram", "64G")
+    for argv in (
+        ("check", name, *machine),
+        ("compare", name),
+        ("compare", name, "qwen3-8b", *machine),
+    ):
+        assert main([*argv, "--offline"]) == 0
+        assert FROM_INDEX in " ".join(capsys.readouterr().out.split())
+    assert main(["compare", name, "--offline"]) == 0
+    assert "answered from the index, because" in capsys.readouterr().out

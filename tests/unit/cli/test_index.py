@@ -317,6 +317,25 @@ def test_damaged_list_of_added_models_is_a_note(
     assert run_index(capsys, "add", "sample:gemma-3-27b")[0] == 5
 
 
+@pytest.mark.parametrize(
+    ("flag", "argv"),
+    [
+        ("--signers", ("index", "update", "./x.sqlite", "--signers")),
+        ("--out", ("index", "build", "--out")),
+        ("the plot", ("plan", "qwen3-0.6b", "--device", "RTX 4090", "--plot")),
+    ],
+)
+@pytest.mark.parametrize("path", ["~no-such-user/x.svg", ""])
+def test_path_of_a_flag_that_cannot_be_one_is_an_error(
+    flag: str, argv: tuple[str, ...], path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = main([*argv, path]), *capsys.readouterr()
+    assert (code, out) == (2, "")
+    ends = {"": "takes a path (got '')", "~no-such-user/x.svg": "no home folder '~no-such-user'"}
+    assert err.startswith(f"edgekit: {flag}")
+    assert err.rstrip().endswith(ends[path])
+
+
 def test_update_without_added_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_index(capsys, "update") == (0, "you have not added any models yet\n", "")
 

@@ -114,6 +114,21 @@ def test_nothing_matches_says_which_filter_removed_how_many(
     assert "--licence gpl-9: 0 models; without it " in out
 
 
+def test_context_that_no_model_has_is_named_with_what_matches_without_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, _ = run_search(capsys, "qwen", "--min-context", "100M", *CARD)
+    assert code == 4
+    assert 'matches "qwen" and the filters\n' in out
+    assert "a context of 104,857,600 tokens: 0 models; without it " in out
+
+
+def test_nothing_that_fits_says_what_to_relax(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_search(capsys, "qwen3-32b", "--fits", "--min-context", "16k", "--ram", "2G")
+    assert code == 3
+    assert "Relax    a shorter context than 16,384 tokens, another --device, or no --fits" in out
+
+
 def test_word_with_an_escape_sequence_is_printed_safely(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run_search(capsys, "\x1b[31mxyzzy", "--ram", "8G")
     assert code == 4

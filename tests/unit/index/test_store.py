@@ -149,18 +149,7 @@ def test_database_of_another_program_has_no_entries_table(data_folder: Path) -> 
         database.execute("CREATE TABLE songs (title)")
         database.execute("PRAGMA user_version = 1")
     database.close()
-    problem_of_the_file("no such table: entries")
-
-
-def test_endless_table_is_interrupted(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgekit.index.store.READ_S", 0.2)
-    data_folder.mkdir()
-    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS id, 'x' AS entry FROM n"
-    with sqlite3.connect(data_folder / NAME) as database:
-        database.execute(f"CREATE VIEW entries AS {endless}")
-        database.execute("PRAGMA user_version = 1")
-    database.close()
-    problem_of_the_file("interrupted")
+    problem_of_the_file("it has no table of models")
 
 
 @pytest.mark.parametrize(

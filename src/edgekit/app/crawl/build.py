@@ -105,7 +105,7 @@ async def _list(journal: Journal, options: BuildOptions, tally: Tally) -> None:
     if not step.startswith(_PAGE):
         return
     stale = 0
-    async with open_transport(rate=options.rate) as transport:
+    async with open_transport(rate=options.rate, notify=options.notify) as transport:
         try:
             for _ in range(MAX_PAGES):
                 check_cancelled(options)
@@ -171,7 +171,7 @@ async def _fetch_here(
     store: Callable[[list[Outcome]], None],
 ) -> None:
     """Fetch the tasks over at most `at_once` connections, and store their outcomes in batches."""
-    async with open_transport(rate=options.rate) as transport:
+    async with open_transport(rate=options.rate, notify=options.notify) as transport:
         try:
             await fetch_tasks(tasks, transport, options, store)
         finally:

@@ -41,7 +41,7 @@ def fetch_on_ray(
         cpus = int(ray.cluster_resources().get("CPU", 1))
         workers = options.workers or max(cpus, 1)
         rate = None if options.rate is None else options.rate / workers
-        terms = replace(options, rate=rate, progress=None, cancelled=None)
+        terms = replace(options, rate=rate, progress=None, notify=None, cancelled=None)
         remote = ray.remote(fetch_shard).options(num_cpus=1, max_retries=_RETRIES)
         pending: set[Any] = set()  # Ray's references to answers
         unreachable = ""

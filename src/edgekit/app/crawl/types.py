@@ -28,6 +28,7 @@ class BuildOptions:
     ray: str | None = None
     workers: int | None = None  # on Ray
     progress: Callable[[str], None] | None = field(default=None, compare=False)
+    notify: Callable[[str], None] | None = field(default=None, compare=False)  # of long waits
     cancelled: Event | None = field(default=None, compare=False)
 
 
