@@ -95,10 +95,10 @@ def _relaxed(answer: SearchAnswer) -> list[str]:
 
 
 def _next_rows(answer: SearchAnswer, words: Sequence[str]) -> list[str]:
-    """The command for the first model: only `check` estimates one without known layers."""
+    """The command for the first model that fits, else the first: only `check` estimates one without known layers."""
     if not answer.models:
         return []
-    entry = answer.models[0].entry
+    entry = next((found.entry for found in answer.models if found.fits), answer.models[0].entry)
     is_known = entry.has_geometry or entry.parameters is not None
     name = entry.id if is_known else entry.repository or entry.id
     if entry.has_geometry:
