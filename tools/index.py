@@ -42,7 +42,8 @@ from edgekit.app.index import facts_of
 from edgekit.errors import EdgekitError
 from edgekit.formats.mixes import mix_by_name
 from edgekit.index.database import PACKAGED
-from edgekit.index.names import family_of, id_of, spellings
+from edgekit.index.ids import family_of, id_of
+from edgekit.index.names import spellings
 from edgekit.index.quality import is_base_model
 from edgekit.index.records import forms_of, header_json, is_id, read_record
 from edgekit.index.tables import SCHEMA, Cell, as_json, write_sqlite

@@ -29,7 +29,8 @@ from edgekit.index.resolve import Resolved, resolve
 from edgekit.model import OpenModel, open_model
 from edgekit.plan.choice import Choice, choose
 from edgekit.request import Session, takes
-from edgekit.sources.filenames import MODEL_SUFFIXES, SHORT_MIXES, quant_tag
+from edgekit.sources.filenames import MODEL_SUFFIXES, quant_tag
+from edgekit.sources.quants import SHORT_MIXES
 from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from edgekit.engines.flags import companions_in
 from edgekit.engines.program import Address, EngineStart, LocalWeights
 from edgekit.errors import EdgekitError, NotFoundError, RemoteNotFoundError, SourceError, UsageError
 from edgekit.formats.mixes import mix_by_name
-from edgekit.index.names import Match, entry_named, is_path
+from edgekit.index.names import Match
+from edgekit.index.references import entry_named, is_path
 from edgekit.index.repositories import Form, repositories_of
 from edgekit.index.types import ModelPurpose
 from edgekit.machine.probes import detect

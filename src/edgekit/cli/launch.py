@@ -48,7 +48,6 @@ from edgekit.errors import (
     TextError,
     UsageError,
 )
-from edgekit.index.names import split_quant
 from edgekit.plan.choice import check_users
 from edgekit.report.check import check_json, check_text, headline
 from edgekit.report.json import json_text
@@ -63,6 +62,7 @@ from edgekit.report.run import (
 )
 from edgekit.request import Request
 from edgekit.sources.local import is_here
+from edgekit.sources.quants import split_quant
 from edgekit.units import format_download, parse_size
 
 if TYPE_CHECKING:

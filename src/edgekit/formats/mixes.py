@@ -14,7 +14,7 @@ from functools import cache
 from edgekit.formats.dtype import by_name
 from edgekit.formats.records import Record, damaged, load_records
 from edgekit.formats.types import Value
-from edgekit.sources.filenames import SHORT_MIXES
+from edgekit.sources.quants import SHORT_MIXES
 
 _GUESSED = 1024  # LLAMA_FTYPE_GUESSED: set by tools that inferred the type
 

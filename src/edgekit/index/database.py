@@ -21,7 +21,7 @@ from edgekit.errors import HeaderError
 from edgekit.index.records import read_header, read_sizes
 from edgekit.index.tables import SCHEMA, SQLITE_NAME
 from edgekit.index.types import Entry, ModelPurpose, Size, Source, StoredHeader
-from edgekit.sources.local import data_folder
+from edgekit.sources.folders import data_folder
 from edgekit.units import Basis
 
 PACKAGED = Path(__file__).with_name(SQLITE_NAME)

@@ -61,13 +61,15 @@ def resolve(
     name = os.fspath(reference)
     if is_here(name, absolute_only=absolute):
         return Resolved(name=name, is_path=True, found=read(name))
-    from edgekit.index import names  # not needed for a path
+    from edgekit.index import names, references  # not needed for a path
 
     prefix = next((word for word in _PREFIXES if name.lower().startswith(word)), "")
     name = name[len(prefix) :]
     match, ambiguous = None, None
     try:
-        match = names.find_model(name) if prefix else names.entry_named(name, absolute=absolute)
+        match = (
+            names.find_model(name) if prefix else references.entry_named(name, absolute=absolute)
+        )
     except AmbiguousNameError as error:
         if prefix:
             raise
@@ -80,20 +82,22 @@ def resolve(
         except (NotFoundError, RemoteInspectError) as error:
             if ambiguous is not None and "/" not in name:
                 raise ambiguous from error
-            raise names.with_near(error, name) from error
+            raise references.with_near(error, name) from error
     entry = match.entry
-    if not prefix and names.is_path(name, absolute=absolute):
+    if not prefix and references.is_path(name, absolute=absolute):
         try:
             return Resolved(name=name, found=read(name))
         except (NotFoundError, RemoteNotFoundError, UsageError) as error:
-            if getattr(error, "candidates", ()) or names.is_folder_here(name, absolute=absolute):
+            if getattr(error, "candidates", ()) or references.is_folder_here(
+                name, absolute=absolute
+            ):
                 raise
             reason = f"{name[-80:]} is not on this machine"
             return Resolved(name=name, entry=entry, quant=match.quant, from_index=reason)
     notes = (match.note,) if match.note else ()
     resolved: Resolved[Read] = Resolved(name=name, entry=entry, quant=match.quant, notes=notes)
-    if not entry.is_users and (prefix or names.is_catalog_first(name, match, absolute=absolute)):
-        return replace(resolved, notes=(*notes, *names.base_note(entry, name)))
+    if not entry.is_users and (prefix or references.is_index_first(name, match, absolute=absolute)):
+        return replace(resolved, notes=(*notes, *references.base_note(entry, name)))
     source = entry.reference if entry.is_users else name
     try:
         found = read(source)
@@ -101,7 +105,7 @@ def resolve(
         raise  # an answer from the index would hide the refusal
     except (NotFoundError, RemoteInspectError) as error:
         if not entry.is_users and not _may_answer(name, error):
-            raise names.with_near(error, name) from error
+            raise references.with_near(error, name) from error
         if entry.is_users and isinstance(error, NotFoundError):
             reason = f"{source} is gone (edgekit index remove {entry.id})"
         else:

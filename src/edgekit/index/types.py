@@ -109,6 +109,7 @@ class Entry:
 
 
 MAX_USES = 20.0  # of `Entry.uses`; the most used model of EdgeKit's own index has 18.14
+FEWER_USES = 2.0  # on that scale: about a seventh of the users, so the more used model is meant
 
 
 def uses_of_downloads(downloads: int) -> float:

@@ -27,7 +27,8 @@ from edgekit.machine.types import (
     HostMeasured,
     Measured,
 )
-from edgekit.sources.local import create_data_folder, data_folder, open_file, replacing, try_lock
+from edgekit.sources.folders import create_data_folder, data_folder
+from edgekit.sources.local import open_file, replacing, try_lock
 from edgekit.units import GIB, LARGEST, MIB
 
 if TYPE_CHECKING:

@@ -15,19 +15,13 @@ from tests.recorded import DATA
 
 from edgekit.errors import AmbiguousNameError, NotFoundError
 from edgekit.index import read_index
-from edgekit.index.names import (
-    entry_named,
-    family_of,
-    find_entry,
-    find_model,
-    id_of,
-    spellings,
-    split_quant,
-)
+from edgekit.index.ids import family_of, id_of
+from edgekit.index.names import find_entry, find_model, spellings
 from edgekit.index.records import is_id
+from edgekit.index.references import entry_named
 from edgekit.index.repositories import repositories_of
-from edgekit.index.typed import quants_in
 from edgekit.index.types import Index
+from edgekit.sources.quants import quants_in, split_quant
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from tests.patience import PATIENCE_S
 
 from edgekit.errors import HeaderError, NotFoundError, RemoteInspectError, SourceError
 from edgekit.sources import local as disk
-from edgekit.sources import locate
 from edgekit.sources.local import LocalFile, list_folder, locate_path, snapshot_folder
+from edgekit.sources.locator import locate
 from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.errors import EdgekitError
 from edgekit.model import OpenModel
 from edgekit.model.types import Model
-from edgekit.sources.filenames import SHORT_MIXES
+from edgekit.sources.quants import SHORT_MIXES
 
 if TYPE_CHECKING:
     from edgekit.engines.llamacpp.quantization import MixedModel

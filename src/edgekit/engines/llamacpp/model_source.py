@@ -152,7 +152,8 @@ def typed_gguf_words(reference: str, *, is_name: bool = False) -> list[str]:
 def model_draft_words(reference: str, *, is_catalog: bool = False) -> list[str]:
     """-md FILE or -hfd REPOSITORY. A catalog name becomes its repository, or a placeholder."""
     from edgekit.errors import NotFoundError
-    from edgekit.index.names import find_entry, split_quant
+    from edgekit.index.names import find_entry
+    from edgekit.sources.quants import split_quant
 
     words = ["-m", PLACEHOLDER_DRAFT] if is_catalog else typed_gguf_words(reference)
     # Not a file's path: perhaps a catalog name.

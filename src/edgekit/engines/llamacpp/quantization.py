@@ -31,7 +31,7 @@ from edgekit.model.types import (
     NoCache,
     SharedCache,
 )
-from edgekit.sources.filenames import SHORT_MIXES
+from edgekit.sources.quants import SHORT_MIXES
 from edgekit.units import Basis
 
 # -- mixes --------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from edgekit.engines.llamacpp.types import (
 from edgekit.errors import UsageError
 from edgekit.formats.mixes import mix_records
 from edgekit.machine.types import is_arm
-from edgekit.sources.filenames import SHORT_MIXES
+from edgekit.sources.quants import SHORT_MIXES
 
 
 def default_setup() -> LlamaCppSetup:
