@@ -46,9 +46,9 @@ from edgekit.index.ids import family_of, id_of
 from edgekit.index.names import spellings
 from edgekit.index.quality import is_base_model
 from edgekit.index.records import forms_of, header_json, is_id, read_record
-from edgekit.index.tables import SCHEMA, Cell, as_json, write_sqlite
+from edgekit.index.tables import Cell, as_json, write_sqlite
 from edgekit.index.typed import read_name
-from edgekit.index.types import NO_HEADER, Entry, ModelPurpose, Size, Source, StoredHeader
+from edgekit.index.types import NO_HEADER, SCHEMA, Entry, ModelPurpose, Size, Source, StoredHeader
 from edgekit.model import open_config
 from edgekit.model.tensors import expected_tensors
 from edgekit.plan.assumed import from_name

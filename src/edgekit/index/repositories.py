@@ -94,7 +94,6 @@ def _of_model(model: str) -> tuple[Repository, ...]:
     """The repositories of this id: the publisher's own first, then those of known makers, then by downloads."""
     from edgekit.index.database import index_file  # not needed for a local file
 
-    every_source = index_file().sources()
     repositories = []
     for name_of_model, form, name, quants, listed, downloads, sources in index_file().rows(
         f"{_COLUMNS} WHERE model = ?", (model,)
@@ -108,7 +107,9 @@ def _of_model(model: str) -> tuple[Repository, ...]:
                     sizes=MappingProxyType(json.loads(quants or "{}")),
                     listed=bool(listed),
                     downloads=downloads,
-                    sources=tuple(every_source[number].text for number in json.loads(sources)),
+                    sources=tuple(
+                        index_file().source(number).text for number in json.loads(sources)
+                    ),
                 )
             )
         except (ValueError, TypeError, KeyError) as error:

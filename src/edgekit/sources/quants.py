@@ -52,7 +52,7 @@ _TYPED = rf"""(?<![a-z0-9])(?:
     |(?P<bits>{_BITS})[-_ ]?bits?(?:[-_ ]\d+g)?
     |(?P<other>{_BITS}[-_ ]?bpw|[o0]q[2-8](?:e|[-_]\d)?|q\df(?:16|32)(?:_\d)?|q\d_g\d+|jang_\d[a-z]*|apex(?:-i)?-[a-z]+)
     )(?![a-z0-9])"""
-_TYPED_FLAGS = re.IGNORECASE | re.VERBOSE
+_TYPED_FLAGS = re.IGNORECASE | re.VERBOSE | re.ASCII
 _WHOLE_MIXES = {"Q2": "Q2_K", "Q3": "Q3_K_M", "Q4": "Q4_K_M", "Q5": "Q5_K_M", "Q6": "Q6_K", "Q8": "Q8_0"}  # fmt: skip
 
 
