@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from edgekit.index.types import Entry
 
 SHOWN = 50  # models in one answer
+LEAST_LIKE = 45  # percent; less is not worth showing
 
 _SIZE_LETTERS = {"large": "l", "medium": "m", "small": "s"}
 _STAGES = frozenset({"sft", "dpo"})
@@ -95,6 +96,9 @@ class NameTable(NamedTuple):
     models: tuple[NamedModel, ...]
     with_word: dict[str, list[int]]  # word -> models
     vocabulary: Counter[str]  # words of letters, with the number of models
+    with_start: dict[str, list[str]]  # the first five letters -> words of the vocabulary
+    first_letters: dict[str, list[str]]  # -> words that a misspelt one may be: not the shortest
+    last_letters: dict[str, list[str]]
 
 
 @cache
@@ -119,7 +123,13 @@ def _table_of(file: IndexFile) -> NameTable:
             with_word.setdefault(word, []).append(len(models))
         vocabulary.update(word for word in every_word if word.isalpha())
         models.append(model)
-    return NameTable(models=tuple(models), with_word=with_word, vocabulary=vocabulary)
+    table = NameTable(tuple(models), with_word, vocabulary, {}, {}, {})
+    for word, count in vocabulary.items():
+        table.with_start.setdefault(word[:5], []).append(word)
+        if len(word) > 5 or (len(word) > 3 and count > 1):
+            table.first_letters.setdefault(word[0], []).append(word)
+            table.last_letters.setdefault(word[-1], []).append(word)
+    return table
 
 
 def _named_model(row: tuple[Any, ...]) -> NamedModel:
@@ -193,15 +203,18 @@ class Likeness(NamedTuple):
     is_stage: bool = False  # a stage of its training, which was not typed
 
 
-def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> Likeness:
-    """How well the typed words match one name of a model."""
-    left = list(known)
-    cost, extra, is_another = 0.0, [], False
-    has_size = any(map(is_size, typed))
+def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> Likeness | None:
+    """How well the typed words match one name of a model; None if it is not worth showing."""
+    left, others = list(known), []
     for word in typed:
         if word in left:
             left.remove(word)
-        elif is_active(word):
+        else:
+            others.append(word)
+    cost, extra, is_another = 0.0, [], False
+    has_size = any(map(is_size, typed))
+    for word in others:
+        if is_active(word):
             if any(map(is_active, left)) or not _is_about(word, model.active, 0.25):
                 is_another = True
             cost += 2
@@ -218,10 +231,10 @@ def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> L
             elif is_context(word):
                 cost, is_another = cost + 10, True
             else:
-                version = next(filter(_is_version, left), "")
-                if version and _is_version(word):
+                version = next(filter(_is_version, left), "") if _is_version(word) else ""
+                if version:  # the nearest version is the most similar
                     left.remove(version)
-                    cost += min(25, 20 + abs(float(version) - float(word)))
+                    cost += 20 + min(abs(float(version) - float(word)), 5)
                 else:
                     cost += 30
                 is_another = True
@@ -237,16 +250,20 @@ def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> L
             else:
                 cost += 25 if len(word) > 1 else 12
                 extra.append(word)
-    missing = [
-        _OWN if word in model.owner else _missing(word)
-        for word in left
-        if word not in model.assumed
-    ]
-    lacks = {word.kind for word in missing}
-    cost += sum(word.cost for word in missing)
+        if cost > 100 - LEAST_LIKE:
+            return None
+    lacks = set()
+    for word in left:
+        if word not in model.assumed:
+            missing = _OWN if word in model.owner else _missing(word)
+            cost += missing.cost
+            lacks.add(missing.kind)
+    score = round(100 - cost)
+    if score < LEAST_LIKE:
+        return None
     return Likeness(
         model=model,
-        score=max(0, round(100 - cost)),
+        score=score,
         extra=tuple(extra),
         is_another=is_another or "variant" in lacks,
         lacks_size="size" in lacks,
@@ -314,9 +331,6 @@ def _is_form(word: str, other: str) -> bool:
     return word.startswith(other) or other.startswith(word)
 
 
-LEAST_LIKE = 45  # percent; less is not worth showing
-
-
 def similar(name: str) -> list[Likeness]:
     """The models whose names are like this one, the best first."""
     table = name_table()
@@ -334,17 +348,15 @@ def similar(name: str) -> list[Likeness]:
             model = table.models[row]
             for known in model.names:
                 likeness = _compare(typed, known, model)
-                if row not in best or likeness.score > best[row].score:
+                if likeness and (row not in best or likeness.score > best[row].score):
                     best[row] = likeness
-    found = [likeness for likeness in best.values() if likeness.score >= LEAST_LIKE]
-    return sorted(found, key=lambda item: (-item.score, -item.model.uses, item.model.id))[:SHOWN]
+    return sorted(best.values(), key=lambda item: (-item.score, -item.model.uses, item.model.id))[:SHOWN]
 
 
 def _forms(word: str, table: NameTable) -> tuple[str, ...]:
     """Other forms of the word in the names of models."""
-    if len(word) < 5:
-        return ()
-    return tuple(other for other in table.vocabulary if other != word and _is_form(word, other))
+    alike = table.with_start.get(word[:5], ()) if len(word) >= 5 else ()
+    return tuple(other for other in alike if other != word and _is_form(word, other))
 
 
 def _variants(typed: tuple[str, ...], table: NameTable) -> Iterable[tuple[str, ...]]:
@@ -446,17 +458,15 @@ def _nearest(word: str, table: NameTable) -> str | None:
     most = 1 if len(word) < 8 else 2
     near: dict[int, list[str]] = {}
     letters = set(word)
-    for other, count in table.vocabulary.items():
-        if len(other) < 4 or abs(len(other) - len(word)) > most:
-            continue
-        if other[0] != word[0] and other[-1] != word[-1]:
+    starts, ends = table.first_letters.get(word[0], ()), table.last_letters.get(word[-1], ())
+    for other in dict.fromkeys((*starts, *ends)):
+        if abs(len(other) - len(word)) > most:
             continue
         if len(letters.symmetric_difference(other)) > 2 * most:
             continue
-        if count > 1 or len(other) > 5:
-            edits = _edits(word, other, most)
-            if edits <= most:
-                near.setdefault(edits, []).append(other)
+        edits = _edits(word, other, most)
+        if edits <= most:
+            near.setdefault(edits, []).append(other)
     for edits in sorted(near):
         ranked = sorted(near[edits], key=lambda other: -table.vocabulary[other])
         if len(ranked) == 1 or table.vocabulary[ranked[0]] >= 4 * table.vocabulary[ranked[1]]:
