@@ -23,7 +23,7 @@ from edgekit.engines.commands import gguf_search, visible_cards
 from edgekit.engines.flags import companions_in
 from edgekit.engines.program import Address, EngineStart, LocalWeights
 from edgekit.errors import EdgekitError, NotFoundError, RemoteNotFoundError, SourceError, UsageError
-from edgekit.formats.mixes import mix_by_name
+from edgekit.formats.mixes import mix_by_name, plain_mix
 from edgekit.index.names import Match
 from edgekit.index.references import entry_named, is_path
 from edgekit.index.repositories import Form, repositories_of
@@ -369,7 +369,7 @@ def catalog_name(reference: str) -> Match | None:
     match = entry_named(reference, absolute=False)
     if match is None or match.entry.is_users:
         return None
-    if match.quant is not None and mix_by_name(match.quant) is None:
+    if match.quant is not None and mix_by_name(plain_mix(match.quant)) is None:
         return None
     return match
 

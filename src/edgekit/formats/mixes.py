@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from edgekit.formats.dtype import by_name
 from edgekit.formats.records import Record, damaged, load_records
 from edgekit.formats.types import Value
-from edgekit.sources.quants import SHORT_MIXES
+from edgekit.sources.quants import SHORT_MIXES, canonical
 
 _GUESSED = 1024  # LLAMA_FTYPE_GUESSED: set by tools that inferred the type
 
@@ -26,9 +27,47 @@ class Mix:
     bits_per_weight: float
 
 
+class DynamicMix(NamedTuple):
+    """A quantisation chosen tensor by tensor, as Unsloth publishes them: its size follows from a mix like it."""
+
+    name: str  # "UD-Q4_K_XL"
+    like: str  # "Q4_K_M"
+    least: float  # its size over that of `like`
+    usual: float
+    most: float
+
+    @property
+    def because(self) -> str:
+        return (
+            f"{self.name} is assumed to be {self.usual:.2f} times as large as {self.like}; in the files measured, "
+            f"{self.least:.2f} to {self.most:.2f} times"
+        )
+
+
 @cache
 def mix_records() -> tuple[Record, ...]:
     return load_records("edgekit.formats", "mixes.json")
+
+
+@cache
+def _dynamic_mixes() -> Mapping[str, DynamicMix]:
+    records = load_records("edgekit.formats", "mixes.json", "dynamic")
+    return {
+        record["name"]: DynamicMix(record["name"], record["like"], *record["ratio"])
+        for record in records
+    }
+
+
+def dynamic_mix(name: str) -> DynamicMix | None:
+    """The dynamic quantisation of this name: UD-Q4_K_XL, also Q4_K_XL; None if its size is not known."""
+    name = canonical(name)
+    return _dynamic_mixes().get(name) or _dynamic_mixes().get(f"UD-{name}" if "_XL" in name else "")
+
+
+def plain_mix(name: str) -> str:
+    """The mix whose tensors stand in for those of a dynamic quantisation; any other name as it is."""
+    dynamic = dynamic_mix(name)
+    return name if dynamic is None else dynamic.like
 
 
 @cache

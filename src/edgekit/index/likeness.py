@@ -350,7 +350,9 @@ def similar(name: str) -> list[Likeness]:
                 likeness = _compare(typed, known, model)
                 if likeness and (row not in best or likeness.score > best[row].score):
                     best[row] = likeness
-    return sorted(best.values(), key=lambda item: (-item.score, -item.model.uses, item.model.id))[:SHOWN]
+    return sorted(best.values(), key=lambda item: (-item.score, -item.model.uses, item.model.id))[
+        :SHOWN
+    ]
 
 
 def _forms(word: str, table: NameTable) -> tuple[str, ...]:

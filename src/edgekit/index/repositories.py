@@ -70,6 +70,9 @@ class Repository:
 
     def tag(self, mix: str) -> str | None:
         """The repository's tag for this mix; None if it does not have it."""
+        tags = {tag.upper(): tag for tag in self.sizes}
+        if mix.upper() in tags or mix.upper().startswith("UD-"):  # a dynamic one has no substitute
+            return tags.get(mix.upper())
         plain_mix = _plain(mix)
         return next((tag for tag in self.sizes if _plain(tag) == plain_mix), None)
 

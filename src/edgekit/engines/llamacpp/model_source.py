@@ -17,6 +17,7 @@ from edgekit.engines.commands import (
 )
 from edgekit.engines.llamacpp.architectures import DEFAULT_MIX, default_mix
 from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.formats.mixes import plain_mix
 from edgekit.index.repositories import Form, repository_at
 from edgekit.sources.reference import HubModel, WebFile
 from edgekit.sources.types import Container, Origin
@@ -101,6 +102,7 @@ def gguf_source(
         name = plain_name(label)
         for ending in (".gguf", ".safetensors", "config.json"):
             name = name.removesuffix(ending)
+        quant = plain_mix(quant)  # llama-quantize makes no dynamic ones
         name = f"{as_file(name).strip('-') or PLACEHOLDER}-{quant}.gguf"  # yet to be created
         if stored:
             steps = f"llama-quantize {local_file(files)} {name} {quant}"

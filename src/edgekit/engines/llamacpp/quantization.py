@@ -19,7 +19,7 @@ from edgekit.engines.llamacpp.architectures import conversion_of, known_architec
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.errors import RefusedError, UsageError, unquoted
 from edgekit.formats.dtype import TensorType, by_name
-from edgekit.formats.mixes import mix_records
+from edgekit.formats.mixes import DynamicMix, dynamic_mix, mix_records, plain_mix
 from edgekit.formats.records import read_fields
 from edgekit.formats.types import GgufTensor, ModelHeader
 from edgekit.machine.types import DEVICE, HOST
@@ -158,6 +158,7 @@ def mix_rows() -> Mapping[str, MixRow]:
 def mix_row(mix: str) -> MixRow:
     """The row of that name, or of its short form (Q4_K is Q4_K_M)."""
     name = mix.upper()
+    name = plain_mix(name)
     row = mix_rows().get(SHORT_MIXES.get(name, name))
     if row is None:
         names = ", ".join(mix_rows())
@@ -415,12 +416,14 @@ WITHIN = 0.005  # from a config only: rope tables, and tensors that a converter 
 class MixedModel:
     mix: str
     tensors: tuple[GgufTensor, ...] = field(repr=False)
-    basis: Basis
+    basis: Basis  # of the tensors
     because: str = ""
+    dynamic: DynamicMix | None = None  # then the tensors are those of the mix like it
 
     @property
     def tensor_bytes(self) -> int:
-        return sum(tensor.size_bytes for tensor in self.tensors)
+        size = sum(tensor.size_bytes for tensor in self.tensors)
+        return size if self.dynamic is None else round(size * self.dynamic.usual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -435,9 +438,14 @@ class SourceModel:
     def at_mix(self, mix: str, *, imatrix: bool | None = None) -> MixedModel:
         """The model at a mix. UsageError for an unknown mix, RefusedError where llama-quantize fails."""
         name = mix_row(mix).name
-        mixed = quantize(self.tensors, name, self.facts, imatrix=imatrix)
-        because = self.because.format(name)
-        return MixedModel(mix=name, tensors=mixed, basis=self.basis, because=because)
+        tensors = quantize(self.tensors, name, self.facts, imatrix=imatrix)
+        dynamic = dynamic_mix(mix)
+        if dynamic is not None:
+            name = dynamic.name
+        because = self.because.format(name) if dynamic is None else dynamic.because
+        return MixedModel(
+            mix=name, tensors=tensors, dynamic=dynamic, basis=self.basis, because=because
+        )
 
 
 # Equal on all 43 recorded models compared; other families may have keys that conversion.py does not write.
@@ -463,6 +471,8 @@ class Converted:
         mixed = self.mixed
         if line.component is Component.WEIGHTS:
             line = replace(line, because=f"{line.because} ({mixed.mix})")
+            if mixed.dynamic is not None:
+                return no_better_than(line, Basis.ASSUMED)
         if mixed.basis is Basis.EXACT:
             return line
         if line.basis is Basis.EXACT:
@@ -472,7 +482,9 @@ class Converted:
 
     def unexplained(self, backend: Backend) -> tuple[MemoryLine, ...]:
         """A line for the bytes by which the file is larger than its mix: a long header, or tensors of larger types."""
-        extra_bytes = 0 if self.file_bytes is None else self.file_bytes - self.mixed.tensor_bytes
+        dynamic = self.mixed.dynamic
+        file_bytes = self.mixed.tensor_bytes if self.file_bytes is None else self.file_bytes
+        extra_bytes = file_bytes - sum(tensor.size_bytes for tensor in self.mixed.tensors)
         if extra_bytes <= 0:
             return ()
         line = MemoryLine(
@@ -483,9 +495,13 @@ class Converted:
             because=(
                 f"difference between the file size and a {self.mixed.mix} of these layers: "
                 "header or other tensor types"
+                if dynamic is None
+                else dynamic.because
             ),
             within=1.0,
         )
+        if dynamic is not None:
+            return (no_better_than(line, Basis.ASSUMED),)
         if self.mixed.basis is not Basis.EXACT:
             line = no_better_than(line, self.model.geometry.basis, WITHIN)
         return (line,)
