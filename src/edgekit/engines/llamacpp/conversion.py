@@ -189,6 +189,7 @@ def source_model(header: ModelHeader, geometry: ModelGeometry) -> SourceModel:
     """The input of llama-quantize: the tensors in a GGUF's header, else those that the geometry implies. Raises
     UnknownArchitectureError if the geometry implies none.
     """
+    released_mix = known_architecture(geometry.architecture).default_mix
     if header.keys and header.tensors:
         tensors = directory_tensors(header)
         return SourceModel(
@@ -196,6 +197,7 @@ def source_model(header: ModelHeader, geometry: ModelGeometry) -> SourceModel:
             facts=facts_of_header(header),
             basis=Basis.EXACT,
             because=f"{len(tensors):,} tensors, with the types that llama-quantize assigns",
+            released_mix=released_mix,
         )
     tensors = _tensors_by_count(
         geometry, config_keys(header), header.tensor_count if header.keys else None
@@ -204,7 +206,11 @@ def source_model(header: ModelHeader, geometry: ModelGeometry) -> SourceModel:
     escaped_name = geometry.architecture.replace("{", "{{").replace("}", "}}")
     because = f"{len(tensors):,} tensors of a {escaped_name} model, with the types that llama-quantize assigns"
     return SourceModel(
-        tensors=in_order(tensors), facts=facts, basis=Basis.MODELLED, because=because
+        tensors=in_order(tensors),
+        facts=facts,
+        basis=Basis.MODELLED,
+        because=because,
+        released_mix=released_mix,
     )
 
 

@@ -19,7 +19,7 @@ from edgekit.engines.llamacpp.architectures import conversion_of, known_architec
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.errors import RefusedError, UsageError, unquoted
 from edgekit.formats.dtype import TensorType, by_name
-from edgekit.formats.mixes import DynamicMix, dynamic_mix, mix_records, plain_mix
+from edgekit.formats.mixes import DynamicMix, dynamic_mix, mix_records
 from edgekit.formats.records import read_fields
 from edgekit.formats.types import GgufTensor, ModelHeader
 from edgekit.machine.types import DEVICE, HOST
@@ -158,7 +158,6 @@ def mix_rows() -> Mapping[str, MixRow]:
 def mix_row(mix: str) -> MixRow:
     """The row of that name, or of its short form (Q4_K is Q4_K_M)."""
     name = mix.upper()
-    name = plain_mix(name)
     row = mix_rows().get(SHORT_MIXES.get(name, name))
     if row is None:
         names = ", ".join(mix_rows())
@@ -434,17 +433,18 @@ class SourceModel:
     facts: MixFacts
     basis: Basis
     because: str  # with a placeholder for the name of the mix
+    released_mix: str = ""  # the mix it was released in, if there is one
 
     def at_mix(self, mix: str, *, imatrix: bool | None = None) -> MixedModel:
         """The model at a mix. UsageError for an unknown mix, RefusedError where llama-quantize fails."""
-        name = mix_row(mix).name
-        tensors = quantize(self.tensors, name, self.facts, imatrix=imatrix)
-        dynamic = dynamic_mix(mix)
-        if dynamic is not None:
-            name = dynamic.name
-        because = self.because.format(name) if dynamic is None else dynamic.because
+        dynamic = dynamic_mix(mix, self.released_mix)
+        name = mix_row(mix if dynamic is None else dynamic.like).name
         return MixedModel(
-            mix=name, tensors=tensors, dynamic=dynamic, basis=self.basis, because=because
+            mix=name if dynamic is None else dynamic.name,
+            tensors=quantize(self.tensors, name, self.facts, imatrix=imatrix),
+            dynamic=dynamic,
+            basis=self.basis,
+            because=self.because.format(name) if dynamic is None else dynamic.because,
         )
 
 
@@ -464,6 +464,8 @@ class Converted:
     def note(self) -> str:
         if self.file_bytes is not None:
             return f"computed as {self.mixed.mix}, from the header keys and the file size"
+        if self.mixed.dynamic is not None:
+            return self.mixed.because
         return f"sizes computed for a {self.mixed.mix} GGUF: {self.mixed.because}"
 
     def known(self, line: MemoryLine) -> MemoryLine:
