@@ -20,7 +20,7 @@ from edgekit.app.run import (
     Forced,
     Starting,
     WeightsChosen,
-    catalog_name,
+    index_match,
 )
 from edgekit.bill.types import Load
 from edgekit.cli import ReaderGoneError, show, warn
@@ -184,7 +184,7 @@ def download_limit(arguments: argparse.Namespace) -> Callable[[Download], bool] 
         return None
     name, text = arguments.model, arguments.download_up_to
     limit = None if text is None else read("--download-up-to", parse_size, text)
-    asks = catalog_name(name) is not None and not arguments.yes and limit is None
+    asks = index_match(name) is not None and not arguments.yes and limit is None
 
     def confirm(download: Download) -> bool:
         if not asks:

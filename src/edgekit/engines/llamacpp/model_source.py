@@ -151,13 +151,13 @@ def typed_gguf_words(reference: str, *, is_name: bool = False) -> list[str]:
             return ["-m", reference]
 
 
-def model_draft_words(reference: str, *, is_catalog: bool = False) -> list[str]:
+def model_draft_words(reference: str, *, is_known: bool = False) -> list[str]:
     """-md FILE or -hfd REPOSITORY. A catalog name becomes its repository, or a placeholder."""
     from edgekit.errors import NotFoundError
     from edgekit.index.names import find_entry
     from edgekit.sources.quants import split_quant
 
-    words = ["-m", PLACEHOLDER_DRAFT] if is_catalog else typed_gguf_words(reference)
+    words = ["-m", PLACEHOLDER_DRAFT] if is_known else typed_gguf_words(reference)
     # Not a file's path: perhaps a catalog name.
     if words[0] == "-m" and parsed(reference) is not None:
         name, quant = split_quant(reference)
