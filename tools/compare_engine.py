@@ -32,7 +32,7 @@ from edgekit.engines.llamacpp.types import LlamaMode
 from edgekit.engines.program import ComparedRow, Verification
 from edgekit.errors import EdgekitError, EngineError
 from edgekit.formats.gguf import read_gguf
-from edgekit.sources import locate
+from edgekit.sources.locator import locate
 from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 from edgekit.units import format_bytes
 

@@ -300,8 +300,8 @@ def _recommend(question: Question) -> Answer:
     if question.flags.keys() - RECOMMEND_FLAGS or question.engine == AUTO:
         return CANNOT_ASK
     catalog = read_index()
-    single = replace(
-        catalog, entries=tuple(entry for entry in catalog.entries if entry.id == question.model)
+    single = catalog._replace(
+        entries=tuple(entry for entry in catalog.entries if entry.id == question.model)
     )
     with mock.patch("edgekit.app.recommend.read_index", return_value=single):
         answer = _command("recommend", "--task", question.task, *question.words)

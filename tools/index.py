@@ -43,12 +43,13 @@ from edgekit.app.index import facts_of
 from edgekit.errors import EdgekitError
 from edgekit.formats.mixes import mix_by_name
 from edgekit.index.database import PACKAGED
-from edgekit.index.names import family_of, id_of, spellings
+from edgekit.index.ids import family_of, id_of
+from edgekit.index.names import spellings
 from edgekit.index.quality import is_base_model
 from edgekit.index.records import forms_of, header_json, is_id, read_record
-from edgekit.index.tables import SCHEMA, Cell, as_json, write_sqlite
+from edgekit.index.tables import Cell, as_json, write_sqlite
 from edgekit.index.typed import read_name
-from edgekit.index.types import NO_HEADER, Entry, ModelPurpose, Size, Source, StoredHeader
+from edgekit.index.types import NO_HEADER, SCHEMA, Entry, ModelPurpose, Size, Source, StoredHeader
 from edgekit.model import open_config
 from edgekit.model.tensors import expected_tensors
 from edgekit.plan.assumed import from_name

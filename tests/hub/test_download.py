@@ -35,8 +35,8 @@ from edgekit.errors import (
 from edgekit.formats import read_header
 from edgekit.model import open_model
 from edgekit.sources import download as fetch
-from edgekit.sources import locate
 from edgekit.sources.download import SPARE_BYTES, Download, download_model, library_error
+from edgekit.sources.locator import locate
 from edgekit.sources.types import Origin, Reach
 
 Server = Callable[[Script], RawServer]

@@ -11,7 +11,7 @@ from tests.hub.nginx_hub import Hub
 from edgekit.errors import HeaderError
 from edgekit.formats import read_header
 from edgekit.formats.types import Depth
-from edgekit.sources import locate
+from edgekit.sources.locator import locate
 from edgekit.sources.types import Reach, Traffic
 
 HEADER_BYTES = len(gguf_header(vocabulary=100_000))

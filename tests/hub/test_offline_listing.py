@@ -25,9 +25,10 @@ from edgekit.errors import (
 )
 from edgekit.formats import read_header
 from edgekit.formats.types import Depth, ModelHeader
-from edgekit.sources import cache, locate
+from edgekit.sources import cache
 from edgekit.sources.cache import Version
 from edgekit.sources.hub import cached_listing, store_listing
+from edgekit.sources.locator import locate
 from edgekit.sources.types import Reach, Traffic
 
 CACHED_ON = 1_752_000_000  # in July 2025 in every time zone

@@ -32,8 +32,9 @@ from edgekit.errors import CancelledError, PrivateAddressError, RemoteInspectErr
 from edgekit.model import open_model
 from edgekit.models import inspect_model_remote
 from edgekit.request import Session
-from edgekit.sources import cache, locate
+from edgekit.sources import cache
 from edgekit.sources.http import Transport
+from edgekit.sources.locator import locate
 from edgekit.sources.ollama import locate_ollama
 from edgekit.sources.reference import OllamaModel
 from edgekit.sources.remote import GGUF, HttpFile

@@ -27,8 +27,8 @@ from edgekit.errors import (
 from edgekit.index.store import save_entry
 from edgekit.model import open_model
 from edgekit.request import Request, Session
-from edgekit.sources import path_of
 from edgekit.sources.download import download_model
+from edgekit.sources.locator import path_of
 from edgekit.sources.types import Reach
 from edgekit.web.models import OpenedModels
 from edgekit.web.references import (

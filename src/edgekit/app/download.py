@@ -20,14 +20,14 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.index import entry_with_id, index_problems
-from edgekit.index.names import entry_named, is_path, with_near
+from edgekit.index.references import entry_named, is_path, with_near
 from edgekit.index.repositories import Form, model_at, repositories_of
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.probes import detect
 from edgekit.request import Request, Session
-from edgekit.sources import hub_model_of
 from edgekit.sources.download import Download, download_model, local_files
 from edgekit.sources.local import is_here
+from edgekit.sources.locator import hub_model_of
 from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 
 

@@ -24,7 +24,7 @@ from edgekit.model.types import Cached, Model, ModelGeometry
 from edgekit.plan.choice import for_users
 from edgekit.plan.fit import with_lines
 from edgekit.request import ALL, Request, RowOptions, Session, Values, in_order, options_with_quant
-from edgekit.sources import locate
+from edgekit.sources.locator import locate
 from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 
 CELLS = 256  # llama.cpp rounds a context up to a multiple of this

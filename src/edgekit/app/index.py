@@ -14,7 +14,7 @@ from edgekit.errors import EdgekitError, UsageError
 from edgekit.formats.mixes import stated_mix
 from edgekit.formats.quantization import count_weights
 from edgekit.formats.types import ModelHeader
-from edgekit.index.names import family_of, id_of, kinds_of
+from edgekit.index.ids import family_of, id_of, kinds_of
 from edgekit.index.records import forms_of
 from edgekit.index.store import save_entry
 from edgekit.index.tensor_runs import runs_of
@@ -23,9 +23,9 @@ from edgekit.model import OpenModel, open_config, open_model
 from edgekit.model.inspect import active_elements
 from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import Model
-from edgekit.sources import hub_model_of
 from edgekit.sources.filenames import quant_tag
 from edgekit.sources.local import expand_home
+from edgekit.sources.locator import hub_model_of
 from edgekit.sources.types import ModelFiles, Origin, Reach
 from edgekit.units import Basis
 

@@ -18,17 +18,12 @@ from urllib.parse import urljoin, urlsplit
 from edgekit.errors import HeaderError, OutputError, SourceError, UsageError, check_limit
 from edgekit.index import database
 from edgekit.index.merge import MAX_FILE_BYTES, CheckedIndex, check_index, merge
-from edgekit.index.tables import CHECKSUMS_NAME, SQLITE_NAME, sha256_of
+from edgekit.index.tables import CHECKSUMS_NAME, sha256_of
+from edgekit.index.types import SQLITE_NAME
 from edgekit.sources.address import is_loopback, redact, site_of
+from edgekit.sources.folders import create_data_folder, data_folder
 from edgekit.sources.http import Transport
-from edgekit.sources.local import (
-    create_data_folder,
-    data_folder,
-    expand_home,
-    move_aside,
-    open_regular,
-    try_lock,
-)
+from edgekit.sources.local import expand_home, move_aside, open_regular, try_lock
 
 if TYPE_CHECKING:
     from edgekit.index.merge import Merged

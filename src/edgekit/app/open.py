@@ -29,7 +29,8 @@ from edgekit.index.resolve import Resolved, resolve
 from edgekit.model import OpenModel, open_model
 from edgekit.plan.choice import Choice, choose
 from edgekit.request import Session, takes
-from edgekit.sources.filenames import MODEL_SUFFIXES, SHORT_MIXES, quant_tag
+from edgekit.sources.filenames import MODEL_SUFFIXES, quant_tag
+from edgekit.sources.quants import SHORT_MIXES
 from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:
@@ -115,8 +116,8 @@ class ResolvedModel(Resolved[OpenModel]):
             file = model if files is not None else self.as_file(engine)
             return as_named(file.model, file.mix or AS_NAMED)
         if files is None or files.container is not Container.GGUF or not rules.loads_gguf:
-            catalog_id = self.entry.id if self.entry is not None and files is None else ""
-            return rules.variants(model.model, catalog_id)
+            index_id = self.entry.id if self.entry is not None and files is None else ""
+            return rules.variants(model.model, index_id)
         last_part = self.name.rpartition("/")[2]
         names_a_file = ":" in last_part or last_part.lower().endswith(MODEL_SUFFIXES)
         if names_a_file or files.origin is not Origin.HUB:

@@ -15,9 +15,9 @@ from edgekit.index import related_entries
 from edgekit.plan.commands import ready_commands
 from edgekit.plan.plan import (
     Plan,
-    catalog_drafters,
     check_planned,
     check_task,
+    index_drafters,
     make_plan,
     own_drafter,
 )
@@ -114,7 +114,7 @@ def task_to_plan(resolved: ResolvedModel, request: Request, session: Session) ->
     if request.drafter and rules.drafts and not resolved.embeds:
         drafters = own_drafter(opened.model)
         if entry is not None:
-            drafters += catalog_drafters(entry, related_entries(entry))
+            drafters += index_drafters(entry, related_entries(entry))
     return replace(
         task,
         model=variants[0].model if variants else opened.model,

@@ -26,7 +26,7 @@ from edgekit.app.candidates import (
 from edgekit.engines import engine_named
 from edgekit.errors import CancelledError, EdgekitError
 from edgekit.index import read_index
-from edgekit.index.names import base_note
+from edgekit.index.references import base_note
 from edgekit.index.types import Entry, Index, ModelPurpose
 from edgekit.plan.choice import READING_TOKENS_PER_S, check_users
 from edgekit.plan.fit import MINIMUM_TOKENS

@@ -23,8 +23,9 @@ from edgekit.engines.commands import gguf_search, visible_cards
 from edgekit.engines.flags import companions_in
 from edgekit.engines.program import Address, EngineStart, LocalWeights
 from edgekit.errors import EdgekitError, NotFoundError, RemoteNotFoundError, SourceError, UsageError
-from edgekit.formats.mixes import mix_by_name
-from edgekit.index.names import Match, entry_named, is_path
+from edgekit.formats.mixes import mix_by_name, plain_mix
+from edgekit.index.names import Match
+from edgekit.index.references import entry_named, is_path
 from edgekit.index.repositories import Form, repositories_of
 from edgekit.index.types import ModelPurpose
 from edgekit.machine.probes import detect
@@ -173,10 +174,10 @@ def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str
     There are repositories only for a catalog name whose weights are not on this machine; the header is then generated
     from the catalog.
     """
-    catalog_match = catalog_name(reference)
-    if catalog_match is None:
+    match = index_match(reference)
+    if match is None:
         return (), _require_runnable(open_named(reference, session))
-    entry = catalog_match.entry
+    entry = match.entry
     stored: OpenModel | None = None
     with suppress(SourceError):  # look in Ollama, LM Studio and the hub's cache on this machine
         stored = open_model(reference, reach=replace(session.reach, network=False))
@@ -184,9 +185,9 @@ def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str
         return (), _require_runnable(replace(open_named(f"catalog:{entry.id}"), found=stored))
     if ModelPurpose.EMBEDDING in entry.kinds:
         raise UsageError(_EMBEDS.format(reference))
-    if catalog_match.note:
-        session.notify(EngineMessage(catalog_match.note))
-    published, opened = open_published(entry, catalog_match.quant, _on_this_machine(request, None))
+    if match.note:
+        session.notify(EngineMessage(match.note))
+    published, opened = open_published(entry, match.quant, _on_this_machine(request, None))
     session.notify(WeightsChosen(entry.id, opened.mix, published[0].partition(":")[0]))
     return published, opened
 
@@ -361,14 +362,14 @@ def _start_engine(
         yield running
 
 
-def catalog_name(reference: str) -> Match | None:
+def index_match(reference: str) -> Match | None:
     """The model of the index that a name such as qwen3-8b:Q8_0 means. None for any other reference."""
     if is_here(reference) or "/" in reference or is_path(reference):
         return None
     match = entry_named(reference, absolute=False)
     if match is None or match.entry.is_users:
         return None
-    if match.quant is not None and mix_by_name(match.quant) is None:
+    if match.quant is not None and mix_by_name(plain_mix(match.quant)) is None:
         return None
     return match
 

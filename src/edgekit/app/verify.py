@@ -11,7 +11,7 @@ from edgekit.engines import engine_named
 from edgekit.errors import EdgekitError
 from edgekit.machine.probes import detect
 from edgekit.request import Request, Session, read_quant
-from edgekit.sources import locate
+from edgekit.sources.locator import locate
 
 if TYPE_CHECKING:
     from edgekit.app.calibrate import Remembered

@@ -20,7 +20,7 @@ from edgekit.app.run import (
     Forced,
     Starting,
     WeightsChosen,
-    catalog_name,
+    index_match,
 )
 from edgekit.bill.types import Load
 from edgekit.cli import ReaderGoneError, show, warn
@@ -48,7 +48,6 @@ from edgekit.errors import (
     TextError,
     UsageError,
 )
-from edgekit.index.names import split_quant
 from edgekit.plan.choice import check_users
 from edgekit.report.check import check_json, check_text, headline
 from edgekit.report.json import json_text
@@ -63,6 +62,7 @@ from edgekit.report.run import (
 )
 from edgekit.request import Request
 from edgekit.sources.local import is_here
+from edgekit.sources.quants import split_quant
 from edgekit.units import format_download, parse_size
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def download_limit(arguments: argparse.Namespace) -> Callable[[Download], bool] 
         return None
     name, text = arguments.model, arguments.download_up_to
     limit = None if text is None else read("--download-up-to", parse_size, text)
-    asks = catalog_name(name) is not None and not arguments.yes and limit is None
+    asks = index_match(name) is not None and not arguments.yes and limit is None
 
     def confirm(download: Download) -> bool:
         if not asks:

@@ -27,7 +27,7 @@ from edgekit.report.run import (
 )
 from edgekit.report.text import Screen
 from edgekit.request import Request
-from edgekit.sources.local import data_folder
+from edgekit.sources.folders import data_folder
 
 OUTSIDE = 1  # exit code if a figure is outside its bounds
 

@@ -14,8 +14,8 @@ from edgekit.cli.console import print_event, print_line
 from edgekit.cli.flags import read_host, read_integer
 from edgekit.engines.process import LARGEST_PORT
 from edgekit.errors import MissingExtraError, NotFoundError, SourceError, UsageError
-from edgekit.sources import locate, path_of
 from edgekit.sources.local import expand_home, path_error
+from edgekit.sources.locator import locate, path_of
 from edgekit.web.references import paths_of
 from edgekit.web.types import WebSettings
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from edgekit.bill.types import CacheChoice, Load, Variant, cache_type
 from edgekit.errors import HardwareError
-from edgekit.formats.mixes import mix_by_name
+from edgekit.formats.mixes import mix_by_name, plain_mix
 from edgekit.machine.types import (
     HOST,
     Budget,
@@ -84,7 +84,7 @@ def stored_quant(files: ModelFiles) -> str:
 
 def accuracy_of(mix: str) -> int | None:
     """The accuracy of a quantisation by its name, in hundredths of a bit per weight. None: unknown."""
-    known_mix = mix_by_name(mix)
+    known_mix = mix_by_name(plain_mix(mix))
     return round(known_mix.bits_per_weight * 100) if known_mix is not None else None
 
 

@@ -10,7 +10,7 @@ from edgekit.errors import PrivateAddressError, RemoteInspectError, check_limit
 from edgekit.formats import limits
 from edgekit.formats.gguf import read_gguf_model
 from edgekit.formats.types import Depth, ModelHeader
-from edgekit.sources import cached_fallback, locate
+from edgekit.sources.locator import cached_fallback, locate
 from edgekit.sources.types import Container, ModelFiles, Reach
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from edgekit.formats.dtype import by_name
 from edgekit.formats.records import Record, damaged, load_records
 from edgekit.formats.types import Value
-from edgekit.sources.filenames import SHORT_MIXES
+from edgekit.sources.quants import SHORT_MIXES, canonical
 
 _GUESSED = 1024  # LLAMA_FTYPE_GUESSED: set by tools that inferred the type
 
@@ -26,9 +27,57 @@ class Mix:
     bits_per_weight: float
 
 
+class DynamicMix(NamedTuple):
+    """A quantisation chosen tensor by tensor, as Unsloth publishes them: its size follows from a mix like it."""
+
+    name: str  # "UD-Q4_K_XL"
+    like: str  # "Q4_K_M"
+    least: float  # its size over that of `like`
+    usual: float
+    most: float
+
+    @property
+    def because(self) -> str:
+        usual = "" if self.usual == 1 else f"{self.usual:.2f} times "
+        return (
+            f"{self.name} is assumed to be {usual}as large as {self.like}; the files measured are {self.least:.2f} to "
+            f"{self.most:.2f} times as large"
+        )
+
+
 @cache
 def mix_records() -> tuple[Record, ...]:
     return load_records("edgekit.formats", "mixes.json")
+
+
+@cache
+def _dynamic_mixes() -> Mapping[str, DynamicMix]:
+    records = load_records("edgekit.formats", "mixes.json", "dynamic")
+    return {
+        record["name"]: DynamicMix(record["name"], record["like"], *record["ratio"])
+        for record in records
+    }
+
+
+def dynamic_mix(name: str, released_mix: str = "") -> DynamicMix | None:
+    """The dynamic quantisation of this name: UD-Q4_K_XL, also Q4_K_XL; None if its size is not known.
+
+    `released_mix`: the mix that the publisher released the model in, as gpt-oss in MXFP4. Dynamic quantisations change
+    little of it: sizes of gpt-oss-safeguard-20b are 0.98 to 1.09 times its own.
+    """
+    name = canonical(name)
+    if name.endswith("_XL") and not name.startswith("UD-"):
+        name = f"UD-{name}"
+    dynamic = _dynamic_mixes().get(name)
+    if dynamic is None or not released_mix:
+        return dynamic
+    return dynamic._replace(like=released_mix, least=0.97, usual=1.0, most=1.1)
+
+
+def plain_mix(name: str) -> str:
+    """The mix whose tensors stand in for those of a dynamic quantisation; any other name as it is."""
+    dynamic = dynamic_mix(name)
+    return name if dynamic is None else dynamic.like
 
 
 @cache

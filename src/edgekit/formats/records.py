@@ -21,10 +21,10 @@ Made = TypeVar("Made", bound="DataclassInstance")
 _PLAIN = {"bool": bool, "int": int, "str": str}
 
 
-def load_records(package: str, file: str) -> tuple[Record, ...]:
+def load_records(package: str, file: str, section: str = "records") -> tuple[Record, ...]:
     try:
         content = json.loads(get_data(package, file) or b"")
-        return tuple(map(MappingProxyType, content["records"]))
+        return tuple(map(MappingProxyType, content[section]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(f"{file} cannot be read ({error})") from error
 

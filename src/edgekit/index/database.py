@@ -19,9 +19,8 @@ from typing import Any
 
 from edgekit.errors import HeaderError, one_line
 from edgekit.index.records import read_header, read_sizes
-from edgekit.index.tables import SCHEMA, SQLITE_NAME
-from edgekit.index.types import Entry, ModelPurpose, Size, Source, StoredHeader
-from edgekit.sources.local import data_folder
+from edgekit.index.types import SCHEMA, SQLITE_NAME, Entry, ModelPurpose, Size, Source, StoredHeader
+from edgekit.sources.folders import data_folder
 from edgekit.units import Basis
 
 PACKAGED = Path(__file__).with_name(SQLITE_NAME)
@@ -29,6 +28,7 @@ MAX_HEADER_BYTES = 4 * 1024 * 1024  # of one unpacked header; the longest packag
 CACHED_HEADERS = 64
 
 _PURPOSES = {kind.value: kind for kind in ModelPurpose}
+_SOURCE = "SELECT id, name, basis, licence, date FROM sources"
 _ENTRY = """SELECT m.id, m.repository, m.publisher, m.family, m.architecture, m.parameters, m.active_parameters,
  m.native_context, m.vocabulary, m.kinds, m.licence, m.released, m.not_before, m.base_model, m.uses, m.basis,
  m.geometry, g.forms, g.sizes, m.sources FROM models m LEFT JOIN geometries g ON g.id = m.geometry"""
@@ -40,6 +40,7 @@ class IndexFile:
     def __init__(self, path: Path) -> None:
         """Raises HeaderError if it cannot be opened or has another schema."""
         self.path = path
+        self._sources: dict[int, Source] = {}  # read so far, by number
         self._lock = threading.Lock()
         try:
             # immutable: no lock files next to an installed package; a new file replaces the old one by name
@@ -75,6 +76,8 @@ class IndexFile:
 
     def entries(self, condition: str = "", values: Iterable[Any] = ()) -> list[Entry]:
         """The models that meet an SQL condition. Raises HeaderError if a row is damaged."""
+        if not condition:
+            self.sources()  # all of them at once
         return [self._entry(row) for row in self.rows(f"{_ENTRY} {condition}", values)]
 
     def _entry(self, row: tuple[Any, ...]) -> Entry:
@@ -110,26 +113,33 @@ class IndexFile:
 
     def _sources_of(self, text: str) -> Mapping[str, Source]:
         """'{"3": ["licence"]}' -> the source of every fact."""
-        every_source = self.sources()
         return MappingProxyType(
             {
-                fact: every_source[int(key)]
+                fact: self.source(int(key))
                 for key, facts in json.loads(text).items()
                 for fact in facts
             }
         )
 
-    @cache  # noqa: B019 - index files are opened once and live as long as the process
+    def source(self, number: int) -> Source:
+        """The source of this number. Raises KeyError if there is none."""
+        if number not in self._sources:
+            self._read_sources("WHERE id = ?", (number,))
+        return self._sources[number]
+
     def sources(self) -> Mapping[int, Source]:
-        """The sources by number."""
-        rows = self.rows("SELECT id, name, basis, licence, date FROM sources")
-        try:
-            return {
-                number: Source(text=name, basis=Basis(basis), licence=licence, date=date)
-                for number, name, basis, licence, date in rows
-            }
-        except ValueError as error:
-            raise self._damaged(error) from error
+        """All sources by number."""
+        self._read_sources()
+        return self._sources
+
+    def _read_sources(self, condition: str = "", values: Iterable[Any] = ()) -> None:
+        for number, *fields in self.rows(f"{_SOURCE} {condition}", values):
+            name, basis, licence, date = fields
+            try:
+                known = Basis(basis)
+            except ValueError as error:
+                raise self._damaged(error) from error
+            self._sources[number] = Source(text=name, basis=known, licence=licence, date=date)
 
     @lru_cache(maxsize=CACHED_HEADERS)  # noqa: B019
     def header(self, geometry: int) -> StoredHeader:

@@ -9,8 +9,8 @@ from functools import partial
 from typing import NamedTuple
 
 from edgekit.errors import printable
-from edgekit.index.likeness import is_size, words_of
 from edgekit.index.types import Entry, ModelPurpose
+from edgekit.index.words import is_size, words_of
 from edgekit.units import Basis, short_count
 
 # What people call a purpose. A word that is none of these is looked for in the names.

@@ -13,43 +13,35 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.index.database import index_file
-from edgekit.index.typed import MAX_CHARS, TUNED_WORDS
+from edgekit.index.typed import TUNED_WORDS
+from edgekit.index.types import FEWER_USES
+from edgekit.index.words import (
+    BASE_WORDS,
+    MINOR_WORDS,
+    SIZE_WORDS,
+    billions,
+    is_active,
+    is_base,
+    is_context,
+    is_date,
+    is_size,
+    words_of,
+)
+from edgekit.sources.quants import MAX_CHARS
 
 if TYPE_CHECKING:
     from edgekit.index.database import IndexFile
+    from edgekit.index.types import Entry
 
-MAX_WORDS = 24  # of a name; the longest on the hub have about 20
 SHOWN = 50  # models in one answer
+LEAST_LIKE = 45  # percent; less is not worth showing
 
-# -- words ---------------------------------------------------------------------------------------
-
-_SIZE = r"(?:\d+x)?e?\d+(?:\.\d+)?[bmt]"
-_WORD = re.compile(
-    rf"(?:a\d+(?:\.\d+)?[bm]|{_SIZE})(?![a-z])|\d+[ke](?![a-z0-9])|\d+(?:\.\d+)*|[a-z]+"
-)
-_IS_SIZE = re.compile(_SIZE)
-_IS_ACTIVE = re.compile(r"a\d+(?:\.\d+)?[bm]")
-_IS_CONTEXT = re.compile(r"\d+k|[1-9]m|10m|\d+e")  # 128k, 1m; 16e: the number of experts
-_IS_DATE = re.compile(r"\d{4}|0\d+")  # 2507, 08, v02
-# Words that stand for a size.
-SIZE_WORDS = frozenset({
-    "mini", "small", "medium", "large", "nano", "super", "ultra", "tiny", "micro", "lite", "flash", "pro",
-    "max", "scout", "maverick", "air", "plus", "xs", "xl", "s", "m", "l",
-})  # fmt: skip
 _SIZE_LETTERS = {"large": "l", "medium": "m", "small": "s"}
-# Words that people leave out, or add, without meaning another model.
-_MINOR_WORDS = frozenset({
-    "instruct", "it", "chat", "hf", "gguf", "latest", "model", "models", "preview", "text", "mlx",
-    "transformers", "llm", "bf", "experimental", "exp", "the", "dense", "moe", "version", "cloud", "ai", "dpo",
-    "sft", "local", "alpha", "beta", "en",
-}) | TUNED_WORDS  # fmt: skip
 _STAGES = frozenset({"sft", "dpo"})
-_BASE_WORDS = frozenset({"base", "pt", "pretrained", "pretrain", "foundation"})
 # Words for something else than a tuned model: it has other tensors.
 _OTHER_SHAPES = frozenset({
     "draft", "drafter", "speculator", "lora", "qlora", "adapter", "eagle", "medusa", "mmproj", "projector",
@@ -64,52 +56,7 @@ _FAMILY_WORDS = frozenset({
     "microsoft", "openai", "mistralai", "facebook", "cohere", "ca", "c", "zai", "zhipu", "snowflake",
     "deepseek",
 })  # fmt: skip
-
-
-@lru_cache(maxsize=16_384)
-def words_of(name: str) -> tuple[str, ...]:
-    """The parts of a name in lower case: 'DeepSeek-R1-Distill-Qwen-32B' -> deepseek, r, 1, distill, qwen, 32b.
-
-    >>> words_of("Qwen1_5-0_5b v2.0")
-    ('qwen', '1.5', '0.5b', '2')
-    """
-    text = name[:400] if name.isascii() else unicodedata.normalize("NFKC", name[:400])
-    text = text.lower().replace("'s ", " ").replace("c4ai-", "")
-    if "_" in text:  # 1_5: a decimal point, except before a size where all words are joined by "_"
-        end = r"(?![\d.]*[bm])" if re.search(r"[-\s.]", text) is None else ""
-        text = re.sub(rf"(\d+)_(\d+){end}", r"\1.\2", text)
-    if "*" in text or "x" in text:
-        text = re.sub(r"(?<![\d.])(\d+(?:\.\d+)?b) ?[*x] ?(\d+)(?!\w)", r"\2x\1", text)
-        text = re.sub(r"(?<![\w.])(\d+x\d+)(?![\w.])", r"\1b", text)
-    if "v" in text:
-        text = re.sub(r"(?<![a-z0-9])v(?=\d)", "", text)
-    words = []
-    for match in _WORD.finditer(text):
-        word = match[0]
-        if word.endswith(".0"):
-            word = word.removesuffix(".0")
-        words.append(word)
-    return tuple(words[:MAX_WORDS])
-
-
-@lru_cache(maxsize=16_384)
-def is_size(word: str) -> bool:
-    return _IS_SIZE.fullmatch(word) is not None and _IS_CONTEXT.fullmatch(word) is None
-
-
-@lru_cache(maxsize=16_384)
-def _is_active(word: str) -> bool:
-    return _IS_ACTIVE.fullmatch(word) is not None
-
-
-@lru_cache(maxsize=16_384)
-def _billions(word: str) -> float:
-    """The size that a word states: '30b' -> 30, '8x7b' -> 0 (experts share weights)."""
-    match = re.fullmatch(r"[ae]?(\d+(?:\.\d+)?)([bmt])", word)
-    if match is None:
-        return 0.0
-    return float(match[1]) * {"b": 1.0, "m": 1e-3, "t": 1e3}[match[2]]
-
+_BUILT_ON = frozenset({"qwen", "llama", "mistral", "gemma", "phi"})  # those that others start from
 
 # -- the models ----------------------------------------------------------------------------------
 
@@ -127,7 +74,7 @@ class NamedModel(NamedTuple):
     answers: bool  # not a base model
     names: tuple[tuple[str, ...], ...]  # the words of its id and repository
     owner: frozenset[str]
-    assumed: frozenset[str]  # words that people leave out: "embed" in Nomic's names
+    assumed: frozenset[str] = frozenset()  # words that people leave out: "embed" in Nomic's names
 
     @property
     def shape_words(self) -> frozenset[str]:
@@ -135,21 +82,23 @@ class NamedModel(NamedTuple):
         return frozenset(
             word
             for word in self.names[0]
-            if word not in _MINOR_WORDS
-            and word not in _BASE_WORDS
-            and not _IS_DATE.fullmatch(word)
-            and not _IS_CONTEXT.fullmatch(word)
-            and not _IS_ACTIVE.fullmatch(word)
+            if word not in MINOR_WORDS
+            and word not in BASE_WORDS
+            and not is_date(word)
+            and not is_context(word)
+            and not is_active(word)
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NameTable:
+class NameTable(NamedTuple):
     """The names of all models, prepared for comparisons."""
 
     models: tuple[NamedModel, ...]
     with_word: dict[str, list[int]]  # word -> models
     vocabulary: Counter[str]  # words of letters, with the number of models
+    with_start: dict[str, list[str]]  # the first five letters -> words of the vocabulary
+    first_letters: dict[str, list[str]]  # -> words that a misspelt one may be: not the shortest
+    last_letters: dict[str, list[str]]
 
 
 @cache
@@ -163,33 +112,52 @@ def _table_of(file: IndexFile) -> NameTable:
         "FROM models ORDER BY uses DESC, id"
     )
     for row in file.rows(query):
-        name, repository, parameters, active, architecture, geometry, uses, kinds, publisher = row
-        owner, _, own_name = (repository or "").partition("/")
-        texts = dict.fromkeys(((own_name or name).lower(), name.partition("@")[0]))
-        names = tuple(dict.fromkeys(filter(None, map(words_of, texts))))
-        if not names:
+        model = _named_model(row)
+        if not model.names:
             continue
         # The most used model of a family, which comes first, says whether its names may leave out "embed".
-        is_embedding = embeds.setdefault(names[0][0], "embedding" in (kinds or ""))
-        model = NamedModel(
-            id=name,
-            repository=repository or "",
-            parameters=parameters,
-            active=active,
-            architecture=architecture or "",
-            geometry=geometry,
-            uses=uses or 0.0,
-            answers="chat" in (kinds or "") or "embedding" in (kinds or ""),
-            names=names,
-            owner=frozenset(re.findall("[a-z]+", f"{owner} {publisher}".lower())),
-            assumed=_EMBED_WORDS if is_embedding else frozenset(),
-        )
+        if embeds.setdefault(model.names[0][0], "embedding" in (row[7] or "")):
+            model = model._replace(assumed=_EMBED_WORDS)
         every_word = {word for words in model.names for word in words}
         for word in every_word:
             with_word.setdefault(word, []).append(len(models))
         vocabulary.update(word for word in every_word if word.isalpha())
         models.append(model)
-    return NameTable(models=tuple(models), with_word=with_word, vocabulary=vocabulary)
+    table = NameTable(tuple(models), with_word, vocabulary, {}, {}, {})
+    for word, count in vocabulary.items():
+        table.with_start.setdefault(word[:5], []).append(word)
+        if len(word) > 5 or (len(word) > 3 and count > 1):
+            table.first_letters.setdefault(word[0], []).append(word)
+            table.last_letters.setdefault(word[-1], []).append(word)
+    return table
+
+
+def _named_model(row: tuple[Any, ...]) -> NamedModel:
+    name, repository, parameters, active, architecture, geometry, uses, kinds, publisher = row
+    owner, _, own_name = (repository or "").partition("/")
+    texts = dict.fromkeys(((own_name or name).lower(), name.partition("@")[0]))
+    return NamedModel(
+        id=name,
+        repository=repository or "",
+        parameters=parameters,
+        active=active,
+        architecture=architecture or "",
+        geometry=geometry,
+        uses=uses or 0.0,
+        answers="embedding" in (kinds or "")
+        or ("chat" in (kinds or "") and not is_base(repository or "")),
+        names=tuple(dict.fromkeys(filter(None, map(words_of, texts)))),
+        owner=frozenset(re.findall("[a-z]+", f"{owner} {publisher}".lower())),
+    )
+
+
+def named(entry: Entry) -> NamedModel:
+    """The entry as names are compared."""
+    kinds = ",".join(kind.value for kind in entry.kinds)
+    return _named_model((
+        entry.id, entry.repository, entry.parameters, entry.active_parameters, entry.architecture,
+        entry.geometry, entry.uses, kinds, entry.publisher,
+    ))  # fmt: skip
 
 
 def name_table() -> NameTable:
@@ -200,7 +168,6 @@ SAME_SIZE = 1.02  # models whose parameters differ by no more than this factor m
 RENAMED_SIZE = (
     1.05  # and models of one name with different dates: with layers for drafting, or without
 )
-FEWER_USES = 2.0  # a model with this much less on the scale of `uses` has less than a hundredth of the other's users
 
 
 def is_alike(model: NamedModel, other: NamedModel) -> bool:
@@ -222,8 +189,7 @@ def is_alike(model: NamedModel, other: NamedModel) -> bool:
 # -- likeness ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Likeness:
+class Likeness(NamedTuple):
     """How much like the typed name a model's name is."""
 
     model: NamedModel
@@ -237,16 +203,19 @@ class Likeness:
     is_stage: bool = False  # a stage of its training, which was not typed
 
 
-def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> Likeness:
-    """How well the typed words match one name of a model."""
-    left = list(known)
-    cost, extra, is_another = 0.0, [], False
-    has_size = any(map(is_size, typed))
+def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> Likeness | None:
+    """How well the typed words match one name of a model; None if it is not worth showing."""
+    left, others = list(known), []
     for word in typed:
         if word in left:
             left.remove(word)
-        elif _is_active(word):
-            if any(map(_is_active, left)) or not _is_about(word, model.active, 0.25):
+        else:
+            others.append(word)
+    cost, extra, is_another = 0.0, [], False
+    has_size = any(map(is_size, typed))
+    for word in others:
+        if is_active(word):
+            if any(map(is_active, left)) or not _is_about(word, model.active, 0.25):
                 is_another = True
             cost += 2
         elif is_size(word):
@@ -259,10 +228,16 @@ def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> L
             if f"{word}b" in left and not has_size:
                 left.remove(f"{word}b")
                 cost += 4
-            elif _IS_CONTEXT.fullmatch(word):
+            elif is_context(word):
                 cost, is_another = cost + 10, True
             else:
-                cost, is_another = cost + 30, True
+                version = next(filter(_is_version, left), "") if _is_version(word) else ""
+                if version:  # the nearest version is the most similar
+                    left.remove(version)
+                    cost += 20 + min(abs(float(version) - float(word)), 5)
+                else:
+                    cost += 30
+                is_another = True
         else:
             close = _SIZE_LETTERS.get(word, "")
             if close not in left:
@@ -270,21 +245,25 @@ def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> L
             if close:
                 left.remove(close)
                 cost += 2
-            elif word in _MINOR_WORDS or word in _BASE_WORDS or word in model.owner:
+            elif word in MINOR_WORDS or word in BASE_WORDS or word in model.owner:
                 cost += 1
             else:
                 cost += 25 if len(word) > 1 else 12
                 extra.append(word)
-    missing = [
-        _OWN if word in model.owner else _missing(word)
-        for word in left
-        if word not in model.assumed
-    ]
-    lacks = {word.kind for word in missing}
-    cost += sum(word.cost for word in missing)
+        if cost > 100 - LEAST_LIKE:
+            return None
+    lacks = set()
+    for word in left:
+        if word not in model.assumed:
+            missing = _OWN if word in model.owner else _missing(word)
+            cost += missing.cost
+            lacks.add(missing.kind)
+    score = round(100 - cost)
+    if score < LEAST_LIKE:
+        return None
     return Likeness(
         model=model,
-        score=max(0, round(100 - cost)),
+        score=score,
         extra=tuple(extra),
         is_another=is_another or "variant" in lacks,
         lacks_size="size" in lacks,
@@ -293,16 +272,20 @@ def _compare(typed: Sequence[str], known: Sequence[str], model: NamedModel) -> L
     )
 
 
+@lru_cache(maxsize=16_384)
+def _is_version(word: str) -> bool:
+    return re.fullmatch(r"\d(?:\.\d+)?", word) is not None
+
+
 def _size_cost(word: str, parameters: int | None) -> float:
     """More for a size that is further away: 28b is nearer to 27b than to 12b."""
-    size = _billions(word)
+    size = billions(word)
     if not parameters or not size:
         return 35
     return 20 + min(15, 15 * abs(math.log2(parameters / 1e9 / size)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Missing:
+class _Missing(NamedTuple):
     """What it means that a word of a model's name was not typed."""
 
     cost: int
@@ -316,11 +299,11 @@ _OWN = _Missing(cost=1)  # the publisher's name
 
 @lru_cache(maxsize=16_384)
 def _missing(word: str) -> _Missing:
-    if word in _BASE_WORDS or _IS_DATE.fullmatch(word) or _IS_CONTEXT.fullmatch(word):
+    if word in BASE_WORDS or is_date(word) or is_context(word):
         return _Missing(cost=2)
     if word in TUNED_WORDS:
         return _Missing(cost=12, kind="variant")
-    if word in _MINOR_WORDS or _is_active(word):
+    if word in MINOR_WORDS or is_active(word):
         return _Missing(cost=1)
     if word in _FAMILY_WORDS:
         return _Missing(cost=3)
@@ -334,7 +317,7 @@ def _missing(word: str) -> _Missing:
 
 def _is_about(word: str, parameters: int | None, share: float) -> bool:
     """Whether a model of this many parameters may be called so."""
-    size = _billions(word)
+    size = billions(word)
     if parameters is None:
         return word.startswith("a")
     return size > 0 and abs(parameters / 1e9 - size) <= max(share * size, 0.5 if size >= 5 else 0.05)  # fmt: skip
@@ -348,15 +331,12 @@ def _is_form(word: str, other: str) -> bool:
     return word.startswith(other) or other.startswith(word)
 
 
-LEAST_LIKE = 45  # percent; less is not worth showing
-
-
 def similar(name: str) -> list[Likeness]:
     """The models whose names are like this one, the best first."""
     table = name_table()
     best: dict[int, Likeness] = {}
     for typed in _variants(words_of(name), table):
-        letters = [word for word in typed if word.isalpha() and word not in _MINOR_WORDS]
+        letters = [word for word in typed if word.isalpha() and word not in MINOR_WORDS]
         rows: Counter[int] = Counter()
         for word in letters:
             for form in (word, *_forms(word, table)):
@@ -368,17 +348,17 @@ def similar(name: str) -> list[Likeness]:
             model = table.models[row]
             for known in model.names:
                 likeness = _compare(typed, known, model)
-                if row not in best or likeness.score > best[row].score:
+                if likeness and (row not in best or likeness.score > best[row].score):
                     best[row] = likeness
-    found = [likeness for likeness in best.values() if likeness.score >= LEAST_LIKE]
-    return sorted(found, key=lambda item: (-item.score, -item.model.uses, item.model.id))[:SHOWN]
+    return sorted(best.values(), key=lambda item: (-item.score, -item.model.uses, item.model.id))[
+        :SHOWN
+    ]
 
 
 def _forms(word: str, table: NameTable) -> tuple[str, ...]:
     """Other forms of the word in the names of models."""
-    if len(word) < 5:
-        return ()
-    return tuple(other for other in table.vocabulary if other != word and _is_form(word, other))
+    alike = table.with_start.get(word[:5], ()) if len(word) >= 5 else ()
+    return tuple(other for other in alike if other != word and _is_form(word, other))
 
 
 def _variants(typed: tuple[str, ...], table: NameTable) -> Iterable[tuple[str, ...]]:
@@ -433,7 +413,7 @@ def corrected(name: str) -> tuple[str, int]:
             len(word) < 3
             or len(word) > 24
             or word in table.vocabulary
-            or word in _MINOR_WORDS
+            or word in MINOR_WORDS
             or word in joined
         ):
             return match[0]
@@ -480,17 +460,15 @@ def _nearest(word: str, table: NameTable) -> str | None:
     most = 1 if len(word) < 8 else 2
     near: dict[int, list[str]] = {}
     letters = set(word)
-    for other, count in table.vocabulary.items():
-        if len(other) < 4 or abs(len(other) - len(word)) > most:
-            continue
-        if other[0] != word[0] and other[-1] != word[-1]:
+    starts, ends = table.first_letters.get(word[0], ()), table.last_letters.get(word[-1], ())
+    for other in dict.fromkeys((*starts, *ends)):
+        if abs(len(other) - len(word)) > most:
             continue
         if len(letters.symmetric_difference(other)) > 2 * most:
             continue
-        if count > 1 or len(other) > 5:
-            edits = _edits(word, other, most)
-            if edits <= most:
-                near.setdefault(edits, []).append(other)
+        edits = _edits(word, other, most)
+        if edits <= most:
+            near.setdefault(edits, []).append(other)
     for edits in sorted(near):
         ranked = sorted(near[edits], key=lambda other: -table.vocabulary[other])
         if len(ranked) == 1 or table.vocabulary[ranked[0]] >= 4 * table.vocabulary[ranked[1]]:
@@ -524,8 +502,7 @@ FEW_MODELS = 20  # with one word in their names: a rare word identifies one of t
 WELL_KNOWN = 9.0  # uses of a model that is meant by a name without its version
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meant:
+class Meant(NamedTuple):
     """What a name that no model has may mean."""
 
     taken: Likeness | None = None
@@ -546,8 +523,8 @@ def _meant_in(_: IndexFile, name: str) -> Meant:
     fitting = [item for item in ranked if not item.extra and not item.is_another]
     if not fitting:
         return Meant(taken=_only_one(typed, ranked) or _tuned(typed, ranked), near=near)
-    wants_base = any(word in _BASE_WORDS for word in typed)
-    if wants_base and not any(_BASE_WORDS.intersection(item.model.names[0]) for item in fitting):
+    wants_base = any(word in BASE_WORDS for word in typed)
+    if wants_base and not any(BASE_WORDS.intersection(item.model.names[0]) for item in fitting):
         fitting = [item for item in fitting if not item.model.answers] or fitting
     best = fitting[0]
     group = [item for item in fitting if item.score >= best.score - (25 if best.lacks_size else 20)]
@@ -570,7 +547,7 @@ def _meant_in(_: IndexFile, name: str) -> Meant:
         is_known = not first.lacks_version or first.model.uses >= least
         is_clear = is_known and first.score >= CLEARLY_LIKE
         return Meant(taken=first if is_clear else _only_one(typed, ranked), near=near)
-    is_family = len([word for word in typed if word not in _MINOR_WORDS]) == 1  # "glm", "bge"
+    is_family = len([word for word in typed if word not in MINOR_WORDS]) == 1  # "glm", "bge"
     is_clear = (
         not is_family and not best.lacks_size and all(_is_less(item, first) for item in others)
     )
@@ -589,7 +566,7 @@ def _only_one(typed: Sequence[str], ranked: Sequence[Likeness]) -> Likeness | No
     None if the words are too common to say that no other model was meant, as in 'qwen 28b'.
     """
     table = name_table()
-    words = {word for word in typed if word not in _MINOR_WORDS}
+    words = {word for word in typed if word not in MINOR_WORDS and word not in BASE_WORDS}
     letters = [word for word in words if word.isalpha()]
     rare = [word for word in letters if len(word) > 3 and table.vocabulary[word] <= FEW_MODELS]
     is_only_word = len(words) == 1 and any(
@@ -615,15 +592,21 @@ def _only_one(typed: Sequence[str], ranked: Sequence[Likeness]) -> Likeness | No
 def _is_of_family(model: NamedModel, typed: Sequence[str]) -> bool:
     """Whether the name starts with a typed word, or with one that is put in front of names."""
     word = model.names[0][0]
-    return word in typed or word in _FAMILY_WORDS or word in _MINOR_WORDS or word in model.owner
+    return word in typed or word in _FAMILY_WORDS or word in MINOR_WORDS or word in model.owner
 
 
 def _versions(model: NamedModel) -> frozenset[str]:
-    return frozenset(word for word in model.names[0] if re.fullmatch(r"\d(?:\.\d+)?", word))
+    return frozenset(filter(_is_version, model.names[0]))
 
 
 def _is_less(other: Likeness, first: Likeness) -> bool:
     """Whether the other is so much less used, or so much less alike, that the first is meant."""
+    bases = (
+        _BUILT_ON.intersection(first.model.names[0]),
+        _BUILT_ON.intersection(other.model.names[0]),
+    )
+    if all(bases) and bases[0] != bases[1]:  # R1 8B: distilled into Llama, or into Qwen
+        return False
     if other.model.uses <= first.model.uses - FEWER_USES:
         return other.score <= first.score + SAME_SCORE
     if (
@@ -653,12 +636,10 @@ def _tuned(typed: Sequence[str], ranked: Sequence[Likeness]) -> Likeness | None:
     vocabulary = name_table().vocabulary
     for item in ranked:
         known = item.model.names[0]
-        own = [word for word in known if word not in _MINOR_WORDS and not _IS_DATE.fullmatch(word)]
+        own = [word for word in known if word not in MINOR_WORDS and not is_date(word)]
         size = any(is_size(word) or word in SIZE_WORDS for word in own)
         is_start = list(typed[: len(own)]) == own
-        rest = [
-            word for word in typed[len(own) :] if word not in _MINOR_WORDS and word not in known
-        ]
+        rest = [word for word in typed[len(own) :] if word not in MINOR_WORDS and word not in known]
         if size and is_start and item.extra and not item.is_another and all(
             word.isalpha() and vocabulary[word] < 2 and word not in _OTHER_SHAPES for word in rest
         ):  # fmt: skip

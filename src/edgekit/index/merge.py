@@ -24,8 +24,6 @@ from edgekit.index.database import MAX_HEADER_BYTES, packaged_file
 from edgekit.index.records import forms_of, is_id, read_header, read_sizes
 from edgekit.index.repositories import MAX_TAGS, Form, is_tag
 from edgekit.index.tables import (
-    SCHEMA,
-    SQLITE_NAME,
     TABLES,
     Cell,
     Row,
@@ -36,7 +34,7 @@ from edgekit.index.tables import (
     table_named,
     write_sqlite,
 )
-from edgekit.index.types import MAX_USES, ModelPurpose
+from edgekit.index.types import MAX_USES, SCHEMA, SQLITE_NAME, ModelPurpose
 from edgekit.units import MIB, Basis
 
 MAX_FILE_BYTES = 256 * MIB  # EdgeKit's own has 4 MB; checking one this large takes a minute

@@ -1,43 +1,32 @@
-"""Model names: looking up entries in any spelling, and deriving the id, family and purposes of a model."""
+"""Looks up models of the index by their names, in any spelling."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
-from edgekit.errors import (
-    AmbiguousNameError,
-    EdgekitError,
-    HeaderError,
-    NotFoundError,
-    RemoteAccessError,
-    RemoteInspectError,
-    RemoteNotFoundError,
-    UsageError,
-)
+from edgekit.errors import AmbiguousNameError, NotFoundError
 from edgekit.index import index_problems, users_entries
 from edgekit.index.database import index_file
-from edgekit.index.likeness import (
-    FEWER_USES,
-    RENAMED_SIZE,
-    SAME_SIZE,
-    corrected,
+from edgekit.index.typed import TypedName, maker_of_closed, read_name
+from edgekit.index.types import FEWER_USES, Entry, Index, ModelPurpose
+from edgekit.index.words import (
+    ANSWER_WORDS,
+    BASE_WORDS,
+    is_active,
+    is_base,
+    is_date,
     is_size,
-    meant,
+    says_base,
     words_of,
 )
-from edgekit.index.repositories import Form, model_at, original_repository
-from edgekit.index.typed import TypedName, maker_of_closed, read_name
-from edgekit.index.types import Entry, Index, ModelPurpose
-from edgekit.sources import hub_model_of, locate, path_of
-from edgekit.sources.filenames import MODEL_SUFFIXES
-from edgekit.sources.local import expand_home
-from edgekit.sources.reference import clean_text
-from edgekit.sources.types import Reach
+from edgekit.sources.quants import split_quant
 from edgekit.units import format_count
+
+if TYPE_CHECKING:
+    from edgekit.index.likeness import NamedModel
 
 SHOWN = 6  # names in one message
 LEAST_MISSPELT = 75  # percent; a misspelt name that is less like a model's is not taken
@@ -47,14 +36,11 @@ MOST_CHOICES = 12  # of one family
 # -- look-up -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class Match(NamedTuple):
     """What a name means."""
 
     entry: Entry
-    quant: str | None = (
-        None  # stated in the name, or by the form of the repository: "Q4_K_M", "4bit"
-    )
+    quant: str | None = None  # stated in the name, or by the form of the repository: "Q4_K_M"
     note: str = ""  # how the name was understood, if it is not one that the index has
 
 
@@ -79,19 +65,28 @@ def find_model(name: str, index: Index | None = None) -> Match:
         match = _named(exact, 0, index, typed)
         if match is not None:
             is_as_it_stands = index is not None or split_quant(name)[0] == match.entry.id
-            match = match if is_as_it_stands else _usually_meant(match, typed)
-            return replace(match, quant=typed.quant)
-    for reading in typed.readings():
-        for level, spelling in enumerate((reading.lower(), *spellings(reading))):
-            match = _named(spelling, level, index, typed)
-            if match is not None and _has_tuning(typed, match.entry):
-                match = match if index is not None else _usually_meant(match, typed)
-                note = _change(typed, reading, match.entry) or match.note
-                return replace(match, quant=typed.quant, note=note)
+            match = match if is_as_it_stands else usually_meant(match, typed)
+            return match._replace(quant=typed.quant)
+    match = _spelled_like(typed, typed, index)
+    if match is not None:
+        return match
     shown = repr(name[:80])
     if index is not None:
         raise NotFoundError(f"{shown} is not in the index", candidates=())
     return _nearest(typed, shown)
+
+
+def _spelled_like(reading: TypedName, typed: TypedName, index: Index | None) -> Match | None:
+    """The model that has one of the readings in some spelling. Raises AmbiguousNameError."""
+    for text in reading.readings():
+        for level, spelling in enumerate((text.lower(), *spellings(text))):
+            match = _named(spelling, level, index, typed)
+            if match is None or not _may_be(match.entry.repository, typed):
+                continue
+            match = match if index is not None else usually_meant(match, typed)
+            note = _change(typed, text, match.entry) or match.note
+            return match._replace(quant=typed.quant, note=note)
+    return None
 
 
 def _exact_forms(typed: TypedName) -> list[str]:
@@ -124,27 +119,46 @@ def _named(spelling: str, level: int, index: Index | None, typed: TypedName) -> 
     return Match(entry=best)
 
 
-_BASE = re.compile(r"(?:^|[-_:. ])(?:base|pt|pretrained|text)(?:$|[-_:. ])", re.IGNORECASE)
-
-
-def _usually_meant(match: Match, typed: TypedName) -> Match:
+def usually_meant(match: Match, typed: TypedName) -> Match:
     """The match, or the one that the name usually means unless it is the name of a repository.
 
     That is the original for a copy of it under another publisher, and the instruct model for a base model.
     """
     entry = match.entry
     own = (entry.repository or "").lower()
-    if entry.is_users or typed.repository.lower() == own or _BASE.search(typed.name):
+    if entry.is_users or typed.repository.lower() == own or says_base(typed.name):
         return match
-    answers = {ModelPurpose.CHAT, ModelPurpose.EMBEDDING}
-    for level, spelling in enumerate(spellings(entry.id.partition("@")[0])[:2], 1):
-        if level == 2 and (typed.owner or answers.intersection(entry.kinds)):
-            break
-        for other in _spelled_in_file(spelling, level):
-            if other.uses > entry.uses and answers.intersection(other.kinds):
-                note = f"taken to be {other.repository}; {entry.repository} is the base model"
-                return replace(match, entry=other, note=match.note or (note if level == 2 else ""))
+    whole, shape, _ = spellings(entry.id.partition("@")[0])
+    for other in _spelled_in_file(whole, 1):
+        if other.uses > entry.uses and _answers(other):
+            return match._replace(entry=other)
+    name = (entry.repository or "").rpartition("/")[2]
+    is_file = typed.typed.lower().endswith(".gguf") and words_of(typed.plain) == words_of(name)
+    is_title = typed.plain == name != name.lower()  # "Mistral-7B-v0.3", as its publisher writes it
+    if typed.owner or _answers(entry) or is_file or is_title:
+        return match
+    for other in (*_spelled_in_file(shape, 2), *_of_one_shape(entry)):
+        if _answers(other):
+            note = f"taken to be {other.repository}; {entry.repository} is the base model"
+            return match._replace(entry=other, note=note)
     return match
+
+
+def _answers(entry: Entry) -> bool:
+    """Whether it is not a base model."""
+    is_chat = ModelPurpose.CHAT in entry.kinds and not is_base(entry.repository or "")
+    return is_chat or ModelPurpose.EMBEDDING in entry.kinds
+
+
+def _of_one_shape(entry: Entry) -> list[Entry]:
+    """The publisher's models with this geometry whose names have words such as "instruct" more, the most used first."""
+    words = {word for word in words_of(entry.id) if not is_date(word)} - BASE_WORDS
+    alike = "WHERE m.geometry = ? AND m.publisher = ? ORDER BY m.uses DESC, m.id"
+    return [
+        other
+        for other in index_file().entries(alike, (entry.geometry, entry.publisher))
+        if words == set(words_of(other.id)) - ANSWER_WORDS
+    ]
 
 
 def _own_names(entry: Entry) -> set[str]:
@@ -175,43 +189,39 @@ def _change(typed: TypedName, reading: str, entry: Entry) -> str:
     return ""
 
 
-def _has_tuning(typed: TypedName, entry: Entry) -> bool:
-    """Whether the entry may be what somebody else's repository has: its name says "instruct" if that name does."""
-    if not typed.owner or not entry.repository:
+def _may_be(repository: str | None, typed: TypedName) -> bool:
+    """Whether somebody else's repository may have this model: its name says "instruct" if the typed one does."""
+    if not typed.owner or not repository:
         return True
-    words = {"instruct", "it", "chat", "thinking"}
-    stated = words.intersection(words_of(typed.plain))
-    return (
-        stated <= set(words_of(entry.repository))
-        or typed.owner.lower() == entry.repository.partition("/")[0].lower()
-    )
+    stated = {"instruct", "it", "chat", "thinking"}.intersection(words_of(typed.plain))
+    owner = repository.partition("/")[0]
+    return stated <= set(words_of(repository)) or typed.owner.lower() == owner.lower()
 
 
 def _nearest(typed: TypedName, shown: str) -> Match:
     """The model whose name is nearest, if that is clear. Raises AmbiguousNameError or NotFoundError."""
-    _refuse_closed(typed.typed)
+    from edgekit.index.likeness import corrected, meant  # an exact name does not need it
+
+    refuse_closed(typed.typed)
     text, misspelt = corrected(typed.plain)
     if misspelt:
-        for reading in (text, *read_name(text).readings()):
-            for level, spelling in enumerate((reading.lower(), *spellings(reading))):
-                match = _named(spelling, level, None, typed)
-                if match is not None and _has_tuning(typed, match.entry):
-                    score = max(50, 100 - 8 * misspelt)
-                    note = f"understood {shown} as {match.entry.id} ({score} % alike)"
-                    return replace(match, quant=typed.quant, note=note)
-    owner = typed.owner if typed.owner and not typed.is_path else ""
+        match = _spelled_like(read_name(text), typed, None)
+        if match is not None:
+            score = max(50, 100 - 8 * misspelt)
+            note = f"understood {shown} as {match.entry.id} ({score} % alike)"
+            return match._replace(note=note)
     answer = meant(text)
-    score = answer.taken.score - 8 * misspelt if answer.taken is not None else 0
+    taken = answer.taken
+    score = taken.score - 8 * misspelt if taken is not None else 0
     is_near = score >= (LEAST_MISSPELT if misspelt else 0)
-    if answer.taken is not None and is_near and _has_tuning(typed, _entry(answer.taken.model.id)):
-        model = answer.taken.model
-        entry = _entry(model.id)
-        note = f"understood {shown} as {model.id} ({max(50, score)} % alike)"
-        if answer.taken.extra:
-            note = f"{shown} is not in the index; taken to be {model.repository} in another tuning"
-        elif owner or typed.is_path:
+    if taken is not None and is_near and _may_be(taken.model.repository, typed):
+        entry = _at_ollama(typed, taken.model) or _entry(taken.model.id)
+        note = f"understood {shown} as {entry.id} ({max(50, score)} % alike)"
+        if taken.extra:
+            note = f"{shown} is not in the index; taken to be {entry.repository} in another tuning"
+        elif typed.owner or typed.is_path:
             note = _change(typed, typed.plain, entry) or note
-        return Match(entry=entry, quant=typed.quant, note=note)
+        return usually_meant(Match(entry=entry, quant=typed.quant, note=note), typed)
     if answer.choices:
         raise _ambiguous(
             typed.typed,
@@ -225,7 +235,7 @@ def _nearest(typed: TypedName, shown: str) -> Match:
     )
 
 
-def _refuse_closed(name: str) -> None:
+def refuse_closed(name: str) -> None:
     """Raises NotFoundError for a model whose weights are not published, and names the open ones of its maker."""
     maker = maker_of_closed(split_quant(name)[0])
     if maker is None:
@@ -237,6 +247,14 @@ def _refuse_closed(name: str) -> None:
         f"{name[:80]!r} is a closed model: {maker} does not publish its weights, so it cannot run here{others}",
         candidates=(),
     )
+
+
+def _at_ollama(typed: TypedName, model: NamedModel) -> Entry | None:
+    """The model that Ollama has under the name with hyphens, if it has this shape: "mistral large"."""
+    from edgekit.index.likeness import is_alike, named
+
+    found = _spelled_in_file(re.sub(r"[\s_]+", "-", typed.plain.lower()), 0)
+    return next((entry for entry in found if is_alike(named(entry), model)), None)
 
 
 def _entry(model: str) -> Entry:
@@ -281,11 +299,13 @@ def _spelled_in_file(spelling: str, level: int) -> list[Entry]:
     if level == 0:
         if "/" in spelling:
             exact = file.entries(f"WHERE lower(m.repository) = ? {order}", (spelling,))
-            known = None if exact else model_at(spelling)
-            if known is not None:
-                return file.entries("WHERE m.id = ?", (known[0],))
             if exact:
                 return exact
+            from edgekit.index.repositories import model_at  # most names are no repositories
+
+            known = model_at(spelling)
+            if known is not None:
+                return [_entry(known[0])]
         exact = file.entries("WHERE m.id = ?", (spelling,))
         if exact:
             return exact
@@ -302,239 +322,26 @@ def _spelled_in_file(spelling: str, level: int) -> list[Entry]:
 def _winner(matches: list[Entry]) -> Entry | None:
     """The entry that people mean, the most used one first; None if models of several shapes match."""
     best, *others = matches
-    if all(_is_alike(best, other) or other.uses <= best.uses - FEWER_USES for other in others):
-        return best
-    return None
+    others = [other for other in others if other.uses > best.uses - FEWER_USES]
+    if others:
+        from edgekit.index.likeness import is_alike, named
 
-
-def _is_alike(entry: Entry, other: Entry) -> bool:
-    """Whether both need the same memory: the same geometry, or the same architecture and about as many parameters."""
-    if entry.geometry is not None and entry.geometry == other.geometry:
-        return True
-    names = {
-        spellings(re.sub(r"-\d{4}$", "", item.repository or item.id))[1] for item in (entry, other)
-    }
-    if not entry.parameters or not other.parameters:
-        return len(names) == 1
-    if entry.architecture != other.architecture:
-        return False
-    factor = RENAMED_SIZE if len(names) == 1 else SAME_SIZE
-    sizes = entry.parameters, other.parameters
-    return max(sizes) <= factor * min(sizes)
+        if not all(is_alike(named(best), named(other)) for other in others):
+            return None
+    return best
 
 
 def near_ids(name: str) -> tuple[str, ...]:
     """The ids of the models whose names are most like this one."""
+    from edgekit.index.likeness import corrected, meant
+
     answer = meant(corrected(read_name(name).plain)[0])
     first = (answer.taken.model,) if answer.taken is not None else answer.choices
     ids = dict.fromkeys(model.id for model in (*first, *answer.near))
     return tuple(ids)[:SHOWN]
 
 
-def entry_named(name: str, *, absolute: bool) -> Match | None:
-    """What a name means; None for a URL outside the hub, and a name that nothing has.
-
-    A path is not looked for: it means the model that its file name states. Raises AmbiguousNameError with the
-    candidates for a name that several different models have.
-    """
-    typed = read_name(name)
-    try:
-        clean_text(name)
-        if "://" in name and not typed.is_address and hub_model_of(name) is None:
-            return None
-        is_model = typed.quant is not None or re.search(r"\.gguf$|models--", name, re.IGNORECASE)
-        if not is_model and is_path(name, absolute=absolute):
-            return None
-        match = find_model(name)
-        match = _usually_meant(match, typed)
-    except AmbiguousNameError:
-        if typed.is_path:
-            return None
-        raise
-    except (NotFoundError, UsageError):
-        return None
-    entry = match.entry
-    exact = {entry.id.lower(), (entry.repository or "").lower()}
-    if entry.is_users and may_be_elsewhere(name) and split_quant(name.lower())[0] not in exact:
-        return None  # a hub id never means a user's model with a similar name
-    return match
-
-
-def is_path(name: str, *, absolute: bool = False) -> bool:
-    """Whether the name is spelled as a file or folder on some machine, and cannot be one on the hub."""
-    is_file = read_name(name).is_path or path_of(name, absolute_only=absolute) is not None
-    return is_file and hub_model_of(name) is None
-
-
-def is_folder_here(name: str, *, absolute: bool) -> bool:
-    """Whether the folder of a path is on this machine: then the file's name was mistyped. Not for a bare file name."""
-    path = expand_home(name)
-    has_folder = os.sep in name and (path.is_absolute() or not absolute)
-    return has_folder and path.parent.is_dir()
-
-
-def may_be_elsewhere(name: str) -> bool:
-    """Whether a name may mean a file of the hub or of Ollama's registry: org/name, gemma3:27b, llama3.3."""
-    return "/" in name or ":" in split_quant(name)[0] or is_ollama_name(name)
-
-
-def is_ollama_name(name: str) -> bool:
-    """Whether Ollama's library has a model of this name: 'llama3.3', 'gemma3:27b'."""
-    known = model_at(name.strip().lower())
-    if known is not None and known[1] is Form.OLLAMA:
-        return True
-    query = "SELECT 1 FROM names WHERE spelling = ? AND level = 0 AND scheme = 'ollama'"
-    return bool(index_file().rows(query, (name.strip().lower(),)))
-
-
-def is_id_of(name: str, entry: Entry) -> bool:
-    """Whether the name is the entry's id, with or without a quantisation."""
-    plain = split_quant(name)[0]
-    return entry.id.lower() in {name.strip().lower(), plain.strip().lower()}
-
-
-def is_catalog_first(name: str, match: Match, *, absolute: bool) -> bool:
-    """Whether the index answers for this name without querying the network.
-
-    True for the entry's id, with or without a quantisation, and for other spellings of models that are not on this
-    machine. A hub id, an Ollama name (gemma3:27b) and a user's entry refer to files, which are read if possible.
-    """
-    if match.entry.is_users:
-        return False
-    if is_id_of(name, match.entry):
-        return True
-    if may_be_elsewhere(name):
-        return False
-    try:
-        locate(name, reach=Reach(network=False, within=() if absolute else None))
-    except EdgekitError:
-        return True
-    return False
-
-
-def with_near(
-    error: NotFoundError | RemoteInspectError, name: str
-) -> NotFoundError | RemoteInspectError:
-    """The error with similar names of the index added, or the one that says that the model is closed."""
-    try:
-        _refuse_closed(name)
-        near = near_ids(split_quant(name)[0])
-    except NotFoundError as closed:
-        return closed
-    except HeaderError:  # the index cannot be read
-        return error
-    if isinstance(error, RemoteInspectError):
-        is_answer = isinstance(error, RemoteNotFoundError | RemoteAccessError)
-        if is_answer or not near or "://" in name:
-            return error
-        return type(error)(f"{error}. Similar names in the index: {', '.join(near)}")
-    if any(sign in name for sign in "/\\") or name.lower().endswith(MODEL_SUFFIXES):
-        return error
-    if name.lower().startswith("sample:"):
-        return error
-    local = tuple(
-        candidate for candidate in error.candidates if not candidate.startswith("sample:")
-    )
-    message = str(error).partition(". Did you mean: ")[0]
-    return NotFoundError(message, candidates=tuple(dict.fromkeys((*local, *near))))
-
-
-# Publishers whose plain names mean base models; their instruct versions have longer names.
-_BASE_OWNERS = frozenset({
-    "01-ai", "bigcode", "bigscience", "databricks", "google", "internlm", "meta-llama", "mistralai", "tiiuae",
-})  # fmt: skip
-_ANSWERS = re.compile(
-    r"(?:^|[-_.])(?:it|instruct|chat|thinking|reasoning|devstral|magistral|codestral|mathstral|pixtral|mistral-medium"
-    r"|mistral-small-4|bloomz|mix|ft|reward|guard|llamaguard|shieldgemma|h1r|intern-s\d)(?:$|[-_.])",
-    re.IGNORECASE,
-)
-
-
-def base_note(entry: Entry, name: str = "") -> tuple[str, ...]:
-    """A warning that a base model does not answer questions, unless the name asks for an instruct model."""
-    repository = original_repository(entry.id) or entry.repository or ""
-    owner, _, model = repository.partition("/")
-    is_base = owner in _BASE_OWNERS and _ANSWERS.search(model) is None
-    asks_for_instruct = _ANSWERS.search(re.sub(r"[\s:]+", "-", name)) is not None
-    if asks_for_instruct or not is_base or ModelPurpose.CHAT not in entry.kinds:
-        return ()
-    return (f"{repository} is a base model; for chat use its instruct version (same size)",)
-
-
-# -- names ---------------------------------------------------------------------------------------
-
-# The first of these words ends the family name: sizes and versions follow.
-_VARIANT = re.compile(
-    r"(?:\d+x)?[ae]?\d+(?:\.\d+)?[bmk]|mini|small|medium|large|nano|super|ultra|tiny|micro|lite|flash|pro|max|scout"
-    r"|maverick|lightning|base|chat|instruct|it|hf|code|coder|embedding|v0\.\d+|\d{4}|fp8|nvfp4|mxfp4|bf16|gguf|mlx"
-    r"|\d+bit"
-)
-_QUANT = re.compile(
-    r"(?:[-._:]|^)(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32|MXFP4(?:_MOE)?)(?=$|[-._])",
-    re.IGNORECASE,
-)
-_LONGEST = 200  # characters of a name; the longest names on the hub have 96
-_NOT_IN_IDS = re.compile(r"[^a-z0-9._:+@-]+")
-
-# Words in a name -> the purpose they indicate; all matches count.
-_KINDS: tuple[tuple[re.Pattern[str], ModelPurpose], ...] = (
-    (
-        re.compile(r"embed|(?:^|-)(?:e5|gte|bge|jina)(?:-|$)|minilm|nomic"),
-        ModelPurpose.EMBEDDING,
-    ),
-    (
-        re.compile(r"cod(?:er?|ing|ellama|estral)(?:-|\d|$)|codellama|starcoder|devstral"),
-        ModelPurpose.CODE,
-    ),
-    (
-        re.compile(
-            r"-vl(?:-|\d|$)|vision|llava|janus|gemma-3-(?:4b|12b|27b)|mistral-small-3\.[12]"
-        ),
-        ModelPurpose.VISION,
-    ),
-    (
-        re.compile(
-            r"reasoning|thinking|-r1(?:-|$)|^qwen3(?:\.\d)?-(?!vl|coder|next|embedding|.*-instruct)|^qwq|gpt-oss|smollm3|glm-(?:4\.[5-9]|5)"
-            r"|minimax-m[2-9]|nemotron-(?:3|super)|deepseek-v4|kimi-k2\.[5-9]|kimi-k3|mimo"
-        ),
-        ModelPurpose.REASONING,
-    ),
-)
-# Models trained to continue a text, not to answer.
-_WITHOUT_CHAT = re.compile(r"starcoder|mamba-2\.8b|-base(?:-|$)|nomic-embed-code")
-
-
-def id_of(label: str) -> str:
-    """'unsloth/Qwen3-8B-GGUF:Q4_K_M' -> 'qwen3-8b', 'model.Q8_0.gguf' -> 'model'."""
-    name = label.rstrip("/").rpartition("/")[2].removeprefix("sample:")
-    name = re.sub(r"\.(?:gguf|safetensors|json)$", "", name, flags=re.IGNORECASE)
-    name = _QUANT.sub("", re.sub(r"-\d{5}-of-\d{5}$", "", name))
-    name = re.sub(r"[-_.]gguf$", "", name.rstrip(":-._"), flags=re.IGNORECASE)
-    return _NOT_IN_IDS.sub("-", name.lower())[:_LONGEST].strip("-.:_@+") or "model"
-
-
-def family_of(name: str) -> str:
-    """'qwen3-vl-30b-a3b-instruct' -> 'qwen3-vl': everything before sizes and versions."""
-    words = name.lower().split("-")
-    family_words = next(
-        (i for i, word in enumerate(words) if i and _VARIANT.fullmatch(word)), len(words)
-    )
-    return "-".join(words[:family_words])
-
-
-def kinds_of(name: str, *, causal: bool, pooled: bool, sees: bool) -> tuple[ModelPurpose, ...]:
-    """Purposes in the order of the enum. A model that generates text is for chat, unless its name says otherwise."""
-    purposes = {kind for words, kind in _KINDS if words.search(name.lower())}
-    if sees:
-        purposes.add(ModelPurpose.VISION)
-    if not causal or pooled:
-        purposes.add(ModelPurpose.EMBEDDING)
-    if ModelPurpose.EMBEDDING in purposes:
-        purposes -= {ModelPurpose.REASONING}
-    elif not _WITHOUT_CHAT.search(name.lower()):
-        purposes.add(ModelPurpose.CHAT)
-    return tuple(kind for kind in ModelPurpose if kind in purposes)
-
+# -- spellings ---------------------------------------------------------------------------------
 
 # Words that do not affect memory: tuning, container, Ollama's default tag.
 _SAME_SHAPE = frozenset({"instruct", "it", "chat", "hf", "gguf", "latest"})
@@ -542,9 +349,7 @@ _SAME_SHAPE = frozenset({"instruct", "it", "chat", "hf", "gguf", "latest"})
 _PUBLISHERS = frozenset({
     "alibaba", "google", "ibm", "meta", "microsoft", "mistralai", "nvidia", "openai",
 })  # fmt: skip
-_ACTIVE = re.compile(r"a\d+(?:\.\d+)?[bm]")  # A3B: the active parameters
-_WORDS = re.compile(r"[a-z0-9]+(?:\.[0-9]+[a-z]*)*")
-_PARTS = re.compile(r"[0-9]+(?:\.[0-9]+)?|[a-z]+")
+_MAX_CHARS = 200  # of a name; the longest on the hub have 96
 
 
 @lru_cache(maxsize=16_384)
@@ -558,25 +363,16 @@ def spellings(name: str) -> tuple[str, str, str]:
     >>> spellings("Qwen/Qwen3-30B-A3B-Instruct")
     ('qwen 3 30 ba 3 binstruct', 'qwen 3 30 ba 3 b', 'qwen 3 30 b')
     """
-    words = _WORDS.findall(name.rstrip("/").rpartition("/")[2][:_LONGEST].lower())
+    text = name.rstrip("/").rpartition("/")[2][:_MAX_CHARS].lower()
+    words = re.findall(r"[a-z0-9]+(?:\.[0-9]+[a-z]*)*", text)
     if len(words) > 1 and words[0] in _PUBLISHERS:
         words = words[1:]
     shape = [word for word in words if word not in _SAME_SHAPE]
-    size = [word for word in shape if not _ACTIVE.fullmatch(word)]
+    size = [word for word in shape if not is_active(word)]
     return _join_letters(words), _join_letters(shape), _join_letters(size)
 
 
 def _join_letters(words: list[str]) -> str:
     """Joins adjacent words of letters: 'gpt-oss-20b' and 'gptoss 20B' both become 'gptoss 20 b'."""
-    parts = [part for word in words for part in _PARTS.findall(word)]
+    parts = [part for word in words for part in re.findall(r"[0-9]+(?:\.[0-9]+)?|[a-z]+", word)]
     return re.sub(r"(?<=[a-z]) (?=[a-z])", "", " ".join(parts))
-
-
-_TAG = r"(?:UD-)?I?Q\d(?:_[A-Z0-9]+)*|TQ\d_0|BF16|F16|FP16|F32|MXFP4(?:_MOE)?|NVFP4|FP8|AWQ|GPTQ|\d-?bit|q\d_g\d+"
-_QUANTISED = re.compile(rf"(?P<name>.+?)(?P<mark>[-._: ]+)(?P<quant>{_TAG})", re.IGNORECASE)
-
-
-def split_quant(name: str) -> tuple[str, str | None]:
-    """'qwen3-8b:Q8_0' -> ('qwen3-8b', 'Q8_0'), 'qwen3-8b' -> ('qwen3-8b', None)."""
-    match = _QUANTISED.fullmatch(name.strip()[: 2 * _LONGEST])
-    return (name, None) if match is None else (match["name"], match["quant"])

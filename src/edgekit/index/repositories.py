@@ -71,6 +71,9 @@ class Repository:
 
     def tag(self, mix: str) -> str | None:
         """The repository's tag for this mix; None if it does not have it."""
+        tags = {tag.upper(): tag for tag in self.sizes}
+        if mix.upper() in tags or mix.upper().startswith("UD-"):  # a dynamic one has no substitute
+            return tags.get(mix.upper())
         plain_mix = _plain(mix)
         return next((tag for tag in self.sizes if _plain(tag) == plain_mix), None)
 
@@ -95,7 +98,6 @@ def _of_model(model: str) -> tuple[Repository, ...]:
     """The repositories of this id: the publisher's own first, then those of known makers, then by downloads."""
     from edgekit.index.database import index_file  # not needed for a local file
 
-    every_source = index_file().sources()
     repositories = []
     for name_of_model, form, name, quants, listed, downloads, sources in index_file().rows(
         f"{_COLUMNS} WHERE model = ?", (model,)
@@ -109,7 +111,9 @@ def _of_model(model: str) -> tuple[Repository, ...]:
                     sizes=MappingProxyType(json.loads(quants or "{}")),
                     listed=bool(listed),
                     downloads=downloads,
-                    sources=tuple(every_source[number].text for number in json.loads(sources)),
+                    sources=tuple(
+                        index_file().source(number).text for number in json.loads(sources)
+                    ),
                 )
             )
         except (ValueError, TypeError, KeyError) as error:

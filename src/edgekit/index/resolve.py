@@ -63,7 +63,7 @@ def resolve(
     name = os.fspath(reference)
     if is_here(name, absolute_only=absolute):
         return Resolved(name=name, is_path=True, found=read(name))
-    from edgekit.index import names  # not needed for a path
+    from edgekit.index import names, references  # not needed for a path
 
     prefix = next((word for word in _PREFIXES if name.lower().startswith(word)), "")
     name = name[len(prefix) :]
@@ -72,7 +72,9 @@ def resolve(
     damage: HeaderError | None = None
     try:
         problems = index_problems()
-        match = names.find_model(name) if prefix else names.entry_named(name, absolute=absolute)
+        match = (
+            names.find_model(name) if prefix else references.entry_named(name, absolute=absolute)
+        )
     except AmbiguousNameError as error:
         if prefix:
             raise
@@ -91,13 +93,15 @@ def resolve(
                 raise ambiguous from error
             if damage is not None and "/" not in name:  # only the index could have it
                 raise damage from error
-            raise _with_problems(names.with_near(error, name), problems) from error
+            raise _with_problems(references.with_near(error, name), problems) from error
     entry = match.entry
-    if not prefix and names.is_path(name, absolute=absolute):
+    if not prefix and references.is_path(name, absolute=absolute):
         try:
             return Resolved(name=name, found=read(name))
         except (NotFoundError, RemoteNotFoundError, UsageError) as error:
-            if getattr(error, "candidates", ()) or names.is_folder_here(name, absolute=absolute):
+            if getattr(error, "candidates", ()) or references.is_folder_here(
+                name, absolute=absolute
+            ):
                 raise
             reason = f"{name[-80:]} is not on this machine"
             return Resolved(
@@ -105,8 +109,8 @@ def resolve(
             )
     notes = (*((match.note,) if match.note else ()), *problems)
     resolved: Resolved[Read] = Resolved(name=name, entry=entry, quant=match.quant, notes=notes)
-    if not entry.is_users and (prefix or names.is_catalog_first(name, match, absolute=absolute)):
-        return replace(resolved, notes=(*notes, *names.base_note(entry, name)))
+    if not entry.is_users and (prefix or references.is_index_first(name, match, absolute=absolute)):
+        return replace(resolved, notes=(*notes, *references.base_note(entry, name)))
     source = entry.reference if entry.is_users else name
     try:
         found = read(source)
@@ -114,7 +118,7 @@ def resolve(
         raise  # an answer from the index would hide the refusal
     except (NotFoundError, RemoteInspectError) as error:
         if not entry.is_users and not _may_answer(name, error):
-            raise names.with_near(error, name) from error
+            raise references.with_near(error, name) from error
         if entry.is_users and isinstance(error, NotFoundError):
             reason = f"{source} is gone (edgekit index remove {entry.id})"
         else:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from edgekit.errors import HeaderError, SourceError, UsageError, one_line
 from edgekit.index.records import MAX_RECORD_CHARS, read_record, record_of
 from edgekit.index.types import Entry
-from edgekit.sources.local import create_data_folder, data_folder
+from edgekit.sources.folders import create_data_folder, data_folder
 
 if TYPE_CHECKING:
     import sqlite3

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgekit.errors import HeaderError, MissingExtraError, OutputError
+from edgekit.index.types import SCHEMA
 from edgekit.units import MIB
 
 if TYPE_CHECKING:
     import sqlite3
 
-SCHEMA = 1  # PRAGMA user_version, and `schema` in meta
 APPLICATION_ID = 0x45644B74  # "EdKt", so that `file` can tell it from other SQLite files
-SQLITE_NAME = "index.sqlite"
 CHECKSUMS_NAME = "SHA256SUMS"
 ROWS_PER_GROUP = 65_536  # of a Parquet file: about 10 MB of names in memory at once
 # Headers are some 10 KB each, so a group by rows alone could need 600 MB.

@@ -7,12 +7,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.units import Basis
 
 if TYPE_CHECKING:  # the index does not depend on formats at run time
     from edgekit.formats.types import Value
+
+SQLITE_NAME = "index.sqlite"
+SCHEMA = 1  # of that file: PRAGMA user_version, and `schema` in meta
 
 
 class ModelPurpose(enum.Enum):
@@ -34,8 +37,7 @@ class Size:
     basis: Basis
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredSpeed:
+class MeasuredSpeed(NamedTuple):
     """A published speed."""
 
     device: str
@@ -109,6 +111,7 @@ class Entry:
 
 
 MAX_USES = 20.0  # of `Entry.uses`; the most used model of EdgeKit's own index has 18.14
+FEWER_USES = 2.0  # on that scale: about a seventh of the users, so the more used model is meant
 
 
 def uses_of_downloads(downloads: int) -> float:
@@ -121,9 +124,8 @@ def uses_of_downloads(downloads: int) -> float:
     return round(min(max(2.36 * math.log10(downloads + 1) - 2.59, 0.0), MAX_USES), 2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
+class Index(NamedTuple):
     """Entries sorted by id, and a sentence for each one that could not be read."""
 
-    entries: tuple[Entry, ...] = field(repr=False)
+    entries: tuple[Entry, ...]
     problems: tuple[str, ...] = ()

@@ -27,14 +27,8 @@ from edgekit.machine.types import (
     HostMeasured,
     Measured,
 )
-from edgekit.sources.local import (
-    create_data_folder,
-    data_folder,
-    move_aside,
-    open_file,
-    replacing,
-    try_lock,
-)
+from edgekit.sources.folders import create_data_folder, data_folder
+from edgekit.sources.local import move_aside, open_file, replacing, try_lock
 from edgekit.units import GIB, LARGEST, MIB
 
 if TYPE_CHECKING:

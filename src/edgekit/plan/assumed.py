@@ -27,7 +27,7 @@ from edgekit.bill.types import (
 from edgekit.engines import default_engine, engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError, RefusedError, UsageError
-from edgekit.formats.mixes import mix_by_name
+from edgekit.formats.mixes import dynamic_mix, mix_by_name, plain_mix
 from edgekit.formats.quantization import mlx_bits_per_weight
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import DEVICE
@@ -134,9 +134,9 @@ def _count(size: re.Match[str]) -> int:
 
 def bits_of(mix: str) -> float:
     """Bits per weight of a named mix ("Q4_K_M") or of MLX's "4bit". Raises UsageError for anything else."""
-    known_mix = mix_by_name(mix)
+    known_mix, dynamic = mix_by_name(plain_mix(mix)), dynamic_mix(mix)
     if known_mix is not None:
-        return known_mix.bits_per_weight
+        return known_mix.bits_per_weight * (1 if dynamic is None else dynamic.usual)
     if (plain := _MLX_BITS.fullmatch(mix)) is not None:
         return mlx_bits_per_weight(int(plain[1]))
     raise UsageError(

@@ -294,7 +294,7 @@ def _try_drafter(candidate: Candidate, drafter: Drafter) -> tuple[str, bool]:
     return f"+{format_bytes(size)}", True
 
 
-def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, ...]:
+def index_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, ...]:
     """Much smaller catalog models of the same family and vocabulary, the largest first."""
     if entry.vocabulary is None:
         return ()

@@ -354,8 +354,9 @@ MIN_RAM_SHARE = 0.1
 ALL_FREE = "counts all of its memory as free; leave more for the system and other programs with"
 LEAVE_MORE = {"--reserve 4G": (4 * GIB, None), "--max-use 80%": (None, 0.8)}
 MORE = "--why: the memory breakdown, the reasons, how each figure is known"
-# Starts the note on a file of which only the first range was read.
-_UNCHECKED = "tensors were not checked"
+# How the notes of an estimate start that are shown without --why: on a file of which only the first range was read, and
+# on a dynamic quantisation, whose size is assumed.
+_SHOWN_NOTES = ("tensors were not checked", "UD-")
 # Changes in the order of their cost to the user, the cheapest first.
 _CHEAPEST_FIRST = (
     ChangeKind.CONTEXT, ChangeKind.CACHE, ChangeKind.MEMORY, ChangeKind.WEIGHTS, ChangeKind.PLACEMENT,
@@ -389,11 +390,13 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
         ]
     else:
         engine, details = result.engine, [*result_figures(result)]
-        unchecked = (note for note in bill.estimate.notes if note.startswith(_UNCHECKED))
         sections = [
             ("", lambda screen: bar_lines(memories(result), screen)),
             *run,
-            ("Note", [*bill.notes, *unchecked, *assumed_of(result.machine, result)]),
+            (
+                "Note",
+                [*bill.notes, *notes_on_screen(bill.estimate), *assumed_of(result.machine, result)],
+            ),
             changes_section(result, check.changes),
             ("More", [MORE]),
         ]
@@ -438,6 +441,11 @@ def result_figures(result: Verdict) -> Iterator[str]:
     if result.speed is not None and not embeds(result):
         between = range_words(result.speed.decode)
         yield f"{between} tokens/s" if between else ""
+
+
+def notes_on_screen(estimate: MemoryEstimate) -> Iterator[str]:
+    """The notes of an estimate that are shown without --why."""
+    yield from (note for note in estimate.notes if note.startswith(_SHOWN_NOTES))
 
 
 def assumed_of(machine: Machine, result: Verdict | None) -> Iterator[str]:

@@ -23,6 +23,7 @@ from edgekit.report.check import (
     download_words,
     embeds,
     headline,
+    notes_on_screen,
     result_figures,
     speed_json,
     speed_row,
@@ -107,7 +108,7 @@ def plan_text(
         sections = [
             ("", lambda screen: bar_lines(memories(result), screen)),
             *run,
-            ("Note", [*notes, *assumed_of(machine, result)]),
+            ("Note", [*notes, *notes_on_screen(result.estimate), *assumed_of(machine, result)]),
             changes_section(result, plan.to_fit or plan.changes, more),
             ("More", [MORE]),
         ]

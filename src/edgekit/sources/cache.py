@@ -19,7 +19,8 @@ from typing import IO
 
 from edgekit.errors import SourceError
 from edgekit.sources.address import has_secrets
-from edgekit.sources.local import PART_SUFFIX, open_file, replacing, user_folder
+from edgekit.sources.folders import user_folder
+from edgekit.sources.local import PART_SUFFIX, open_file, replacing
 from edgekit.sources.types import MAX_HEADER_BYTES
 from edgekit.units import KIB, LARGEST, MIB
 

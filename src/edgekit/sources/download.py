@@ -31,7 +31,6 @@ from edgekit.errors import (
     SourceError,
     UsageError,
 )
-from edgekit.sources import hub_model_of, locate
 from edgekit.sources.address import (
     host_of,
     hub_endpoint,
@@ -53,6 +52,7 @@ from edgekit.sources.http import (
     transient_status,
 )
 from edgekit.sources.hub import file_url, locate_hub
+from edgekit.sources.locator import hub_model_of, locate
 from edgekit.sources.reference import HubModel
 from edgekit.sources.stores import find_hub_cached, hub_cache_folder, repository_folder
 from edgekit.sources.types import MAX_FILE_BYTES, Container, ModelFile, ModelFiles, Origin, Reach

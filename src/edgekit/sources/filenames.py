@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from edgekit.errors import HeaderError, NotFoundError
+from edgekit.sources.quants import ALIASES, canonical, tags_in, without_tags
 from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 
 if TYPE_CHECKING:
@@ -28,16 +29,6 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 # The largest public set has 191 shards.
 MAX_SHARDS = 4096
 
-_QUANT = re.compile(
-    r"(?:^|(?<=[-._/ ]))(?:UD[-_])?"
-    r"(?:I?Q[1-9](?:_[A-Z0-9]{1,3})*|TQ[12]_0|I2_S|MXFP[468](?:_MOE)?|NVFP4|BF16|FP?16|FP?32)"
-    r"(?=$|[-._/ ])",
-    re.IGNORECASE | re.ASCII,
-)
-_SPELT_FP = re.compile(r"\bFP(?=(?:16|32)$)")
-# Short forms that people type: tools/quantize/quantize.cpp:33 @ b21e4de
-SHORT_MIXES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4": "MXFP4_MOE"}
-_ALIASES = {**SHORT_MIXES, "MXFP4_MOE": "MXFP4"}
 # llama-gguf-split writes 5 digits; safetensors sets are numbered up to "00001-of-000163".
 _SHARD = re.compile(
     r"(?P<stem>.*)-(?P<index>[0-9]{5,6})-of-(?P<count>[0-9]{5,6})(?P<suffix>\.gguf|\.safetensors)",
@@ -71,7 +62,7 @@ class FileSet:
     @property
     def model(self) -> str:
         """The file name without its quantisation: the same for all conversions of a model."""
-        return plain_words(_QUANT.sub("", base_of(self.stem)))
+        return plain_words(without_tags(base_of(self.stem)))
 
     @property
     def is_companion(self) -> bool:
@@ -105,16 +96,16 @@ def quant_tag(name: str) -> str | None:
     """'dir/model-ud-q4_k_xl.gguf' -> 'UD-Q4_K_XL': the last one in the name, else in its folders."""
     folder, _, base = name.rpartition("/")
     for part in (base, folder):
-        if tags := _QUANT.findall(part):
-            return _canonical(tags[-1])
+        if tags := tags_in(part):
+            return tags[-1]
     return None
 
 
 def with_quant(sets: Iterable[FileSet], quant: str) -> list[FileSet]:
     """The sets of one quantisation: by name, UD- form or alias, else by any part of the path."""
     sets = list(sets)
-    requested = _canonical(quant)
-    for tag in (requested, f"UD-{requested}", _ALIASES.get(requested, requested)):
+    requested = canonical(quant)
+    for tag in (requested, f"UD-{requested}", ALIASES.get(requested, requested)):
         if matches := [group for group in sets if group.tag == tag]:
             return matches
     loose = re.compile(rf"(?:^|[-._/]){re.escape(quant)}(?:$|[-./])", re.IGNORECASE)
@@ -195,11 +186,6 @@ def close_names(name: str, known: Iterable[str], *, limit: int = SHOWN) -> tuple
     matches = get_close_matches(typed, folded, n=limit)
     matches.sort(key=lambda match: sorted(match) != sorted(typed))
     return tuple(folded[match] for match in matches)
-
-
-def _canonical(tag: str) -> str:
-    """'ud_q4_k_xl' -> 'UD-Q4_K_XL', 'fp16' -> 'F16'."""
-    return _SPELT_FP.sub("F", tag.upper().replace("UD_", "UD-"))
 
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")

@@ -19,15 +19,17 @@ from edgekit.app.estimate import NEXT_TO_MODEL
 from edgekit.engines import engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.errors import NotAllowedError, NotFoundError, UsageError
-from edgekit.index.names import find_model, is_id_of, may_be_elsewhere
+from edgekit.index.names import find_model
+from edgekit.index.references import is_id_of, may_be_elsewhere
 from edgekit.index.resolve import CATALOG
 from edgekit.index.store import NAME as CATALOG_FILE
 from edgekit.index.store import stored_entries
 from edgekit.index.types import NO_HEADER, Entry, Index
 from edgekit.request import Request
-from edgekit.sources import locate, path_of
 from edgekit.sources.filenames import MODEL_SUFFIXES
-from edgekit.sources.local import data_folder, home_folder, is_folder, is_regular, names_in
+from edgekit.sources.folders import data_folder
+from edgekit.sources.local import home_folder, is_folder, is_regular, names_in
+from edgekit.sources.locator import locate, path_of
 from edgekit.sources.reference import clean_text
 from edgekit.sources.stores import hub_cache_folder
 from edgekit.sources.types import ModelFiles, Reach

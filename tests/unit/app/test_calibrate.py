@@ -58,7 +58,7 @@ from edgekit.machine.types import (
 )
 from edgekit.models import model_preflight
 from edgekit.request import Request, Session
-from edgekit.sources.local import data_folder
+from edgekit.sources.folders import data_folder
 from edgekit.sources.types import Reach
 from edgekit.units import GIB, MIB, Basis
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.cli.test_estimate import write_model
 
 from edgekit.app.open import open_named
-from edgekit.app.run import catalog_name
+from edgekit.app.run import index_match
 from edgekit.cli import main
 from edgekit.engines import engine_named
 from edgekit.errors import NotFoundError, RemoteInspectError, UsageError
@@ -126,7 +126,7 @@ def test_inspect_takes_only_the_quantisation_that_a_file_has(
 
 @pytest.mark.parametrize("name", ["qwen3-8b:q8_0", "Qwen3 8B Q8_0", "qwen3:8b-q8_0"])
 def test_run_reads_catalog_names_as_check_does(name: str) -> None:
-    result = catalog_name(name)
+    result = index_match(name)
     assert result is not None
     known = open_named(f"catalog:{name}")
     assert (result.entry, (result.quant or "").upper()) == (known.entry, "Q8_0")

@@ -14,7 +14,7 @@ from tests.header_files import tensor
 from edgekit.errors import HeaderError, UnknownDtypeError
 from edgekit.formats import dtype
 from edgekit.formats.mixes import all_mixes, mix_by_name, stated_mix
-from edgekit.sources.filenames import SHORT_MIXES
+from edgekit.sources.quants import SHORT_MIXES
 
 _DESERIALIZE: Any = safetensors.deserialize  # untyped
 

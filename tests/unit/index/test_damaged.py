@@ -22,7 +22,7 @@ from edgekit.errors import HeaderError
 from edgekit.index import index_problems
 from edgekit.index.database import PACKAGED, index_file, index_problem
 from edgekit.index.store import NAME, save_entry
-from edgekit.index.tables import SQLITE_NAME
+from edgekit.index.types import SQLITE_NAME
 from edgekit.sources.types import Reach
 
 MACHINE = ("--device", "RTX 4090", "--ram", "64G")

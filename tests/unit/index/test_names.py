@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -15,19 +17,13 @@ from tests.recorded import DATA
 
 from edgekit.errors import AmbiguousNameError, NotFoundError
 from edgekit.index import read_index
-from edgekit.index.names import (
-    entry_named,
-    family_of,
-    find_entry,
-    find_model,
-    id_of,
-    spellings,
-    split_quant,
-)
+from edgekit.index.ids import family_of, id_of
+from edgekit.index.names import find_entry, find_model, spellings
 from edgekit.index.records import is_id
+from edgekit.index.references import entry_named
 from edgekit.index.repositories import repositories_of
-from edgekit.index.typed import quants_in
 from edgekit.index.types import Index
+from edgekit.sources.quants import quants_in, split_quant
 
 
 @pytest.mark.parametrize(
@@ -331,7 +327,70 @@ def test_entry_named_of_hostile_names_finds_nothing(name: str) -> None:
         ("qwen3-8b:4bit", ("qwen3-8b", "4bit")),
         ("llama3.1:8b", ("llama3.1:8b", None)),
         ("qwen3-8b", ("qwen3-8b", None)),
+        ("qwen3-8b:UD-Q4_K_XL", ("qwen3-8b", "UD-Q4_K_XL")),
+        ("Q4_K_M", ("Q4_K_M", None)),
     ],
 )
 def test_split_quant(text: str, parts: tuple[str, str | None]) -> None:
     assert split_quant(text) == parts
+
+
+@pytest.mark.parametrize(
+    "name", ["mistral large", "Mistral-Large", "MISTRAL_LARGE", "mistral-large"]
+)
+def test_find_model_of_any_spelling_is_the_model_that_ollama_has(name: str) -> None:
+    assert find_entry(name).id == "mistral-large-instruct-2411"
+
+
+def test_find_model_asks_which_family_a_distillation_is_built_on() -> None:
+    with pytest.raises(AmbiguousNameError) as caught:
+        find_entry("r1 8b")
+    assert {"deepseek-r1-distill-llama-8b", "deepseek-r1-0528-qwen3-8b"} <= set(
+        caught.value.candidates
+    )
+
+
+def test_find_model_of_a_version_that_does_not_exist_suggests_the_nearest_versions() -> None:
+    with pytest.raises(NotFoundError) as caught:
+        find_entry("gemma 5")
+    assert all(name.startswith("gemma-") for name in caught.value.candidates)
+    assert "gemma-4-31b-it" in caught.value.candidates[:3]
+
+
+def test_find_model_takes_no_model_for_a_family_and_the_word_base() -> None:
+    with pytest.raises(NotFoundError):
+        find_entry("bert base")
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("olmo 3 32b", "olmo-3-32b-think"),
+        ("apertus 70b", "apertus-70b-instruct-2509"),
+        ("yi 6b", "yi-6b-chat"),
+        ("yi 6b base", "yi-6b"),
+        ("01-ai/Yi-6B", "yi-6b"),
+    ],
+)
+def test_find_model_takes_the_instruct_model_unless_the_base_is_named(
+    name: str, entry: str
+) -> None:
+    assert find_entry(name).id == entry
+
+
+def test_find_model_imports_no_file_formats_or_network() -> None:
+    code = "import sys; from edgekit.index.names import find_model; find_model('qwen3-8b'); print(*sys.modules)"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = set(completed.stdout.split())
+    assert loaded.isdisjoint(
+        {
+            "edgekit.formats",
+            "edgekit.index.likeness",
+            "edgekit.sources.filenames",
+            "edgekit.sources.local",
+            "hashlib",
+            "tempfile",
+        }
+    )

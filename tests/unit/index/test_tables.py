@@ -11,7 +11,6 @@ import pytest
 
 from edgekit.errors import HeaderError, OutputError
 from edgekit.index.tables import (
-    SCHEMA,
     TABLES,
     Cell,
     as_json,
@@ -21,6 +20,7 @@ from edgekit.index.tables import (
     write_parquet,
     write_sqlite,
 )
+from edgekit.index.types import SCHEMA
 
 NAMES = [("qwen3:8b", "qwen3-8b", "ollama", 1, 0), ("gemma-3", "gemma-3-4b", None, 2, 1)]
 GEOMETRIES = [

@@ -44,8 +44,8 @@ from edgekit.plan.plan import (
     MOST_USERS,
     OWN_LAYERS,
     Plan,
-    catalog_drafters,
     find_plan,
+    index_drafters,
     make_plan,
     own_drafter,
     users_that_fit,
@@ -535,22 +535,22 @@ CASES = {
     ("name", "drafts"),
     [(name, name in {"same", "smaller", "slightly larger vocabulary"}) for name in CASES],
 )
-def test_catalog_drafters_have_the_same_family_and_vocabulary(name: str, *, drafts: bool) -> None:
-    result = catalog_drafters(BIG, (BIG, CASES[name]))
+def test_index_drafters_have_the_same_family_and_vocabulary(name: str, *, drafts: bool) -> None:
+    result = index_drafters(BIG, (BIG, CASES[name]))
     assert [item.name for item in result] == ([f"{name} at Q4_K_M"] if drafts else [])
 
 
-def test_catalog_drafters_come_largest_first() -> None:
-    result = catalog_drafters(BIG, CASES.values())
+def test_index_drafters_come_largest_first() -> None:
+    result = index_drafters(BIG, CASES.values())
     assert [item.name.partition(" at ")[0] for item in result] == ["same", "smaller", "slightly larger vocabulary"]  # fmt: skip
     assert all(item.mix == "Q4_K_M" and item.model is not None for item in result)
 
 
-def test_catalog_drafters_are_sized_by_active_parameters() -> None:
+def test_index_drafters_are_sized_by_active_parameters() -> None:
     sparse = replace(BIG, active_parameters=3000)  # 3,000 of 32,000 are active for a token
-    assert catalog_drafters(sparse, (CASES["same"], CASES["smaller"])) == ()
-    assert len(catalog_drafters(sparse, (entry("tiny", 375),))) == 1
+    assert index_drafters(sparse, (CASES["same"], CASES["smaller"])) == ()
+    assert len(index_drafters(sparse, (entry("tiny", 375),))) == 1
 
 
-def test_catalog_drafters_of_an_unknown_vocabulary_are_none() -> None:
-    assert catalog_drafters(replace(BIG, vocabulary=None), CASES.values()) == ()
+def test_index_drafters_of_an_unknown_vocabulary_are_none() -> None:
+    assert index_drafters(replace(BIG, vocabulary=None), CASES.values()) == ()

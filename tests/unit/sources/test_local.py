@@ -15,8 +15,9 @@ from tests.patience import PATIENCE_S
 
 from edgekit.errors import HeaderError, NotFoundError, RemoteInspectError, SourceError
 from edgekit.sources import local as disk
-from edgekit.sources import locate
+from edgekit.sources.folders import data_folder
 from edgekit.sources.local import LocalFile, list_folder, locate_path, snapshot_folder
+from edgekit.sources.locator import locate
 from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:
@@ -477,4 +478,4 @@ def test_data_folder_of_each_platform(
     if variable:
         monkeypatch.setenv(variable, str(tmp_path / "given"))
     monkeypatch.setattr(sys, "platform", platform)
-    assert disk.data_folder() == tmp_path / folder
+    assert data_folder() == tmp_path / folder

@@ -22,8 +22,8 @@ from edgekit.errors import (
     RemoteInspectError,
     SourceError,
 )
-from edgekit.sources import locate
 from edgekit.sources.download import find_weights
+from edgekit.sources.locator import locate
 from edgekit.sources.ollama import MAX_MANIFEST_BYTES, find_ollama
 from edgekit.sources.reference import BareName, HubModel, OllamaModel
 from edgekit.sources.stores import (
@@ -363,7 +363,7 @@ def test_unknown_sample_suggests_existing_ones() -> None:
 
 def test_locating_a_sample_imports_no_network_and_no_slow_modules() -> None:
     code = (
-        "import sys, edgekit.sources; edgekit.sources.locate('sample:gemma-3-27b').weights[0].open();"
+        "import sys; from edgekit.sources.locator import locate; locate('sample:gemma-3-27b').weights[0].open();"
         "print([m for m in ('httpx2', 'huggingface_hub', 'ssl', 'difflib', 'asyncio') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -32,7 +32,6 @@ from edgekit.app.crawl.types import (
 from edgekit.errors import OutputError, RemoteInspectError
 from edgekit.index.tables import (
     CHECKSUMS_NAME,
-    SQLITE_NAME,
     TABLES,
     as_json,
     import_pyarrow,
@@ -40,6 +39,7 @@ from edgekit.index.tables import (
     write_parquet,
     write_sqlite,
 )
+from edgekit.index.types import SQLITE_NAME
 from edgekit.sources.address import hub_endpoint, redact
 from edgekit.sources.async_http import Tally, open_transport
 

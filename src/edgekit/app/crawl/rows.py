@@ -11,10 +11,11 @@ from typing import Any
 from edgekit.app.crawl.journal import Journal
 from edgekit.app.crawl.plan import OWN, bytes_of, form_of, gguf_sets, left_out, quants_of
 from edgekit.app.crawl.types import Listed, Outcome, Status, TaskKind
-from edgekit.index.names import family_of, id_of, kinds_of, spellings
+from edgekit.index.ids import family_of, id_of, kinds_of
+from edgekit.index.names import spellings
 from edgekit.index.repositories import MAX_TAGS, is_tag
-from edgekit.index.tables import SCHEMA, Column, Kind, Row, Table, as_json
-from edgekit.index.types import uses_of_downloads
+from edgekit.index.tables import Column, Kind, Row, Table, as_json
+from edgekit.index.types import SCHEMA, uses_of_downloads
 from edgekit.units import Basis
 
 # Repositories of the listing that have no row, and models without a geometry. Not a table of an index: only a crawl

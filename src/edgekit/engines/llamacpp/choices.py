@@ -38,7 +38,8 @@ from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.errors import EdgekitError
 from edgekit.model import OpenModel
 from edgekit.model.types import Model
-from edgekit.sources.filenames import SHORT_MIXES
+from edgekit.sources.quants import SHORT_MIXES
+from edgekit.units import Basis
 
 if TYPE_CHECKING:
     from edgekit.engines.llamacpp.quantization import MixedModel
@@ -146,7 +147,8 @@ def sizes(model: Model, quants: tuple[str, ...] = ()) -> Iterator[Size]:
     for mix in (*USUAL_MIXES, default_mix(model), *quants):
         with suppress(EdgekitError):
             mixed = _mixed_model(model, mix)
-            yield Size(mix=mixed.mix, tensor_bytes=mixed.tensor_bytes, basis=mixed.basis)
+            basis = mixed.basis if mixed.dynamic is None else Basis.ASSUMED
+            yield Size(mix=mixed.mix, tensor_bytes=mixed.tensor_bytes, basis=basis)
 
 
 def smaller_weights(task: Task, capacity_bytes: int) -> Iterator[tuple[Variant, str]]:

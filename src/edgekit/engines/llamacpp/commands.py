@@ -164,7 +164,7 @@ def draft_words(verdict: Verdict, drafter: Drafter) -> list[str]:
         "draft_type_v": load.cache_v,
         "draft_gpu_layers": None if on_cpu else "all",
     }
-    return [*model_draft_words(name, is_catalog=True), *command_words(flags, setup.rules)]
+    return [*model_draft_words(name, is_known=True), *command_words(flags, setup.rules)]
 
 
 def loads_projector(files: ModelFiles, values: Mapping[str, Any]) -> bool:

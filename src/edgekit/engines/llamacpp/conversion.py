@@ -122,7 +122,7 @@ def convert(model: Model, mix: str) -> Converted:
         container=Container.GGUF,
         tensors=tensors,
         tensor_count=len(tensors),
-        tensor_bytes=sum(tensor.size_bytes for tensor in tensors),
+        tensor_bytes=mixed.tensor_bytes,
     )
     return Converted(
         model=Model(header=header, geometry=geometry),

@@ -17,6 +17,7 @@ from edgekit.engines.commands import (
 )
 from edgekit.engines.llamacpp.architectures import DEFAULT_MIX, default_mix
 from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.formats.mixes import plain_mix
 from edgekit.index.repositories import Form, repository_at
 from edgekit.sources.reference import HubModel, WebFile
 from edgekit.sources.types import Container, Origin
@@ -101,6 +102,7 @@ def gguf_source(
         name = plain_name(label)
         for ending in (".gguf", ".safetensors", "config.json"):
             name = name.removesuffix(ending)
+        quant = plain_mix(quant)  # llama-quantize makes no dynamic ones
         name = f"{as_file(name).strip('-') or PLACEHOLDER}-{quant}.gguf"  # yet to be created
         if stored:
             steps = f"llama-quantize {local_file(files)} {name} {quant}"
@@ -149,12 +151,13 @@ def typed_gguf_words(reference: str, *, is_name: bool = False) -> list[str]:
             return ["-m", reference]
 
 
-def model_draft_words(reference: str, *, is_catalog: bool = False) -> list[str]:
+def model_draft_words(reference: str, *, is_known: bool = False) -> list[str]:
     """-md FILE or -hfd REPOSITORY. A catalog name becomes its repository, or a placeholder."""
     from edgekit.errors import NotFoundError
-    from edgekit.index.names import find_entry, split_quant
+    from edgekit.index.names import find_entry
+    from edgekit.sources.quants import split_quant
 
-    words = ["-m", PLACEHOLDER_DRAFT] if is_catalog else typed_gguf_words(reference)
+    words = ["-m", PLACEHOLDER_DRAFT] if is_known else typed_gguf_words(reference)
     # Not a file's path: perhaps a catalog name.
     if words[0] == "-m" and parsed(reference) is not None:
         name, quant = split_quant(reference)

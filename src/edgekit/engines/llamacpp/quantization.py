@@ -19,7 +19,7 @@ from edgekit.engines.llamacpp.architectures import conversion_of, known_architec
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.errors import RefusedError, UsageError, unquoted
 from edgekit.formats.dtype import TensorType, by_name
-from edgekit.formats.mixes import mix_records
+from edgekit.formats.mixes import DynamicMix, dynamic_mix, mix_records
 from edgekit.formats.records import read_fields
 from edgekit.formats.types import GgufTensor, ModelHeader
 from edgekit.machine.types import DEVICE, HOST
@@ -31,7 +31,7 @@ from edgekit.model.types import (
     NoCache,
     SharedCache,
 )
-from edgekit.sources.filenames import SHORT_MIXES
+from edgekit.sources.quants import SHORT_MIXES
 from edgekit.units import Basis
 
 # -- mixes --------------------------------------------------------------------------------------
@@ -419,13 +419,15 @@ KEPT_WITHIN = 0.02
 class MixedModel:
     mix: str
     tensors: tuple[GgufTensor, ...] = field(repr=False)
-    basis: Basis
+    basis: Basis  # of the tensors
     because: str = ""
     within: float = WITHIN  # the error bound of the weights if they are MODELLED
+    dynamic: DynamicMix | None = None  # then the tensors are those of the mix like it
 
     @property
     def tensor_bytes(self) -> int:
-        return sum(tensor.size_bytes for tensor in self.tensors)
+        size = sum(tensor.size_bytes for tensor in self.tensors)
+        return size if self.dynamic is None else round(size * self.dynamic.usual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -444,6 +446,10 @@ class SourceModel:
         Experts that were released in MXFP4 stay MXFP4 in published quantisations: llama-quantize does not quantise
         them a second time. The types of the other tensors differ a little from maker to maker.
         """
+        dynamic = dynamic_mix(mix, MXFP4_MIX if self.keeps_experts else "")
+        if dynamic is not None:
+            like = self.at_mix(dynamic.like, imatrix=imatrix)
+            return replace(like, mix=dynamic.name, dynamic=dynamic, because=dynamic.because)
         name = mix_row(mix).name
         mixed = quantize(self.tensors, name, self.facts, imatrix=imatrix)
         because = self.because.format(name)
@@ -477,6 +483,8 @@ class Converted:
     def note(self) -> str:
         if self.file_bytes is not None:
             return f"computed as {self.mixed.mix}, from the header keys and the file size"
+        if self.mixed.dynamic is not None:
+            return self.mixed.because
         return f"sizes computed for a {self.mixed.mix} GGUF: {self.mixed.because}"
 
     def known(self, line: MemoryLine) -> MemoryLine:
@@ -484,6 +492,8 @@ class Converted:
         mixed = self.mixed
         if line.component is Component.WEIGHTS:
             line = replace(line, because=f"{line.because} ({mixed.mix})")
+            if mixed.dynamic is not None:
+                return no_better_than(line, Basis.ASSUMED)
         if mixed.basis is Basis.EXACT:
             return line
         if line.basis is Basis.EXACT:
@@ -493,7 +503,9 @@ class Converted:
 
     def unexplained(self, backend: Backend) -> tuple[MemoryLine, ...]:
         """A line for the bytes by which the file is larger than its mix: a long header, or tensors of larger types."""
-        extra_bytes = 0 if self.file_bytes is None else self.file_bytes - self.mixed.tensor_bytes
+        dynamic = self.mixed.dynamic
+        file_bytes = self.mixed.tensor_bytes if self.file_bytes is None else self.file_bytes
+        extra_bytes = file_bytes - sum(tensor.size_bytes for tensor in self.mixed.tensors)
         if extra_bytes <= 0:
             return ()
         line = MemoryLine(
@@ -504,9 +516,13 @@ class Converted:
             because=(
                 f"difference between the file size and a {self.mixed.mix} of these layers: "
                 "header or other tensor types"
+                if dynamic is None
+                else dynamic.because
             ),
             within=1.0,
         )
+        if dynamic is not None:
+            return (no_better_than(line, Basis.ASSUMED),)
         if self.mixed.basis is not Basis.EXACT:
             line = no_better_than(line, self.model.geometry.basis, WITHIN)
         return (line,)

@@ -32,9 +32,9 @@ from edgekit.engines.llamacpp.types import (
     used_devices,
 )
 from edgekit.errors import UsageError
-from edgekit.formats.mixes import mix_records
+from edgekit.formats.mixes import dynamic_mix, mix_records
 from edgekit.machine.types import is_arm
-from edgekit.sources.filenames import SHORT_MIXES
+from edgekit.sources.quants import SHORT_MIXES
 
 
 def default_setup() -> LlamaCppSetup:
@@ -164,6 +164,9 @@ def read_quant(name: str) -> str | None:
     """`--quant NAME` in llama-quantize's spelling: q4_k -> Q4_K_M."""
     upper = re.sub(r"^FP(?=16$|32$)", "F", name.upper())
     mix = SHORT_MIXES.get(upper, upper)
+    dynamic = dynamic_mix(upper)
+    if dynamic is not None:
+        return dynamic.name
     return mix if mix in quant_names() else None
 
 
