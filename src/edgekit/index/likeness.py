@@ -511,7 +511,12 @@ class Meant(NamedTuple):
 
 
 def meant(name: str) -> Meant:
-    """The model that a name which no model has means, if that is clear; else those it may mean."""
+    """The model that a name which no model has means, if that is clear; else those it may mean.
+
+    A single letter means none, as in "b.gguf".
+    """
+    if len(re.findall("[a-z0-9]", name.lower())) < 2:
+        return Meant()
     return _meant_in(index_file(), name[:MAX_CHARS])
 
 

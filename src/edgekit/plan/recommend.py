@@ -30,7 +30,7 @@ from edgekit.machine.types import HOST
 from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.plan import Plan
 
-_VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?=-|$)")
+_VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)n?(?=-|$)")  # the n of Gemma 3n
 
 # In points of quality (docs/decisions/0013-quality.md). Chat slower than reading, or a book that takes minutes to
 # embed, is felt more than a better answer; each further doubling is worth less.

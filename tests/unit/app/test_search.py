@@ -62,7 +62,9 @@ def test_figures_are_those_of_plan(name: str) -> None:
         result.required_bytes,
         result.available_bytes,
     )
-    assert result.speed is not None
+    if result.speed is None:  # of a model that does not fit
+        assert figures.tokens_per_s is None
+        return
     rates = result.speed.prefill if name.startswith("bge") else result.speed.decode
     assert rates is not None
     assert figures.tokens_per_s == round(math.sqrt(math.prod(rates)), 2)

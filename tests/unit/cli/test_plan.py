@@ -255,7 +255,7 @@ def test_engine_that_the_machine_cannot_run_is_an_error(
     ("name", "code", "message"),
     [
         ("no-such-model", 4, "model not found: 'no-such-model'"),
-        ("catalog:no-such-model", 4, "in the catalog"),
+        ("catalog:no-such-model", 4, "is not in the index"),
         ("acme/no-such-model", 4, "cannot reach"),
     ],
 )

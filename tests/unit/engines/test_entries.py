@@ -11,7 +11,7 @@ from edgekit.index.names import find_entry
 
 
 def test_open_entry_of_a_gguf_header_is_refused_for_vllm() -> None:
-    entry = find_entry("llama-2-7b")
+    entry = find_entry("mamba-2.8b")
     assert open_entry(entry, "llama.cpp").model.header.keys
     with pytest.raises(RefusedError, match="which vllm cannot load"):
         open_entry(entry, "vllm")
