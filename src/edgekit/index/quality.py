@@ -40,6 +40,7 @@ EPOCH = date(2024, 1, 1)  # ages are years after it
 _DAYS_A_YEAR = 365.25
 MIN_PARAMETERS, MAX_PARAMETERS = 10**7, 10**13
 SMALL_PARAMETERS, LARGE_PARAMETERS = 3e9, 70e9
+TOO_SMALL_TO_REASON = 4e8  # parameters; smaller models neither reason nor code
 GENERATION_YEARS = 0.5
 # Benchmarks are run on models that are worth it: those of makers without any counted score are below average, and vary
 # more. By how much: 14 such models on LMArena (December 2025) are 0.8 lower, with a spread of 1.2.
@@ -254,6 +255,11 @@ def suits(hub_id: str, task: ModelPurpose, *, facts: Facts, index: IndexFile | N
         return False
     if task is ModelPurpose.VISION:
         return task in kinds
+    if (facts.parameters or TOO_SMALL_TO_REASON) < TOO_SMALL_TO_REASON and task in {
+        ModelPurpose.CODE,
+        ModelPurpose.REASONING,
+    }:
+        return False
     if task in kinds:
         return True
     if not kinds & {ModelPurpose.CHAT, ModelPurpose.CODE, ModelPurpose.REASONING}:

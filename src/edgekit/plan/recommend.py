@@ -35,9 +35,10 @@ _VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)n?(?=-|$)")  # 
 # In points of quality (docs/decisions/0013-quality.md). Chat slower than reading, or a book that takes minutes to
 # embed, is felt more than a better answer; each further doubling is worth less.
 POINTS_PER_HALVING = 25.0  # below reading speed
-POINTS_OF_TWICE_READING_SPEED = 10.5
+COMFORTABLE_TOKENS_PER_S = 12.0  # ASSUMED: nobody waits for such an answer
+POINTS_OF_COMFORT = 11.5
 POINTS_PER_DOUBLING = 3.0  # above that
-MAX_DOUBLINGS = 2.0  # of twice the reading speed: 64 tokens/s
+MAX_DOUBLINGS = 2.0  # to 48 tokens/s
 THINKING_TOKENS = (
     4.0  # ASSUMED: per token of the answer, of a model that cannot answer without thinking
 )
@@ -275,11 +276,12 @@ class Suggestion:
 def speed_points(tokens_per_s: float) -> float:
     """What a model's speed adds to its worth: 0 at reading speed."""
     doublings = math.log2(max(tokens_per_s, 1e-3) / READING_TOKENS_PER_S)
+    comfortable = math.log2(COMFORTABLE_TOKENS_PER_S / READING_TOKENS_PER_S)
     if doublings < 0:
         return POINTS_PER_HALVING * doublings
-    if doublings < 1:
-        return POINTS_OF_TWICE_READING_SPEED * doublings
-    return POINTS_OF_TWICE_READING_SPEED + POINTS_PER_DOUBLING * min(doublings - 1, MAX_DOUBLINGS)
+    if doublings < comfortable:
+        return POINTS_OF_COMFORT * doublings / comfortable
+    return POINTS_OF_COMFORT + POINTS_PER_DOUBLING * min(doublings - comfortable, MAX_DOUBLINGS)
 
 
 def embedding_points(tokens_per_s: float) -> float:

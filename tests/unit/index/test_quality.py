@@ -509,6 +509,7 @@ def test_base_models(model: str, expected: bool) -> None:  # noqa: FBT001
         ("BAAI/bge-m3", (EMBEDDING,), EMBEDDING, True),
         ("BAAI/bge-m3", (EMBEDDING,), CHAT, False),
         ("Qwen/Qwen3-8B", (CHAT,), VISION, False),
+        ("allenai/olmOCR-7B-0225-preview", (CHAT, VISION), CHAT, False),
     ],
 )
 def test_what_a_model_is_offered_for(
@@ -519,6 +520,12 @@ def test_what_a_model_is_offered_for(
 ) -> None:
     facts = Facts(parameters=8 * 10**9, released="2025-01-01", kinds=kinds)
     assert suits(model, task, facts=facts) is expected
+
+
+def test_tiny_models_are_offered_for_chat_only() -> None:
+    facts = Facts(parameters=270_000_000, released="2025-08-14", kinds=(CHAT, CODE))
+    offered = [task for task in (CHAT, CODE, REASONING) if suits(UNKNOWN, task, facts=facts)]
+    assert offered == [CHAT]
 
 
 def test_renamed_repositories_have_one_key() -> None:

@@ -115,7 +115,7 @@ def test_model_without_scores_is_offered_first_only_if_it_is_used_a_lot() -> Non
 
 @pytest.mark.parametrize(
     ("tokens_per_s", "points"),
-    [(8, 0.0), (16, 10.5), (32, 13.5), (64, 16.5), (1000, 16.5), (4, -25.0), (2, -50.0)],
+    [(8, 0.0), (12, 11.5), (24, 14.5), (48, 17.5), (1000, 17.5), (4, -25.0), (2, -50.0)],
 )
 def test_speed_points(tokens_per_s: float, points: float) -> None:
     assert speed_points(tokens_per_s) == pytest.approx(points)
