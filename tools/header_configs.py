@@ -6,7 +6,6 @@ layers, widths, vocabulary and number of parameters are those of the header.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -72,7 +71,7 @@ def config_of(
         tensor_bytes=sum(tensor.size_bytes for tensor in tensors),
     )
     geometry = read_geometry(gguf)
-    if own is not None and _describes(own, geometry, entry):
+    if own is not None and _counted(own) == entry.parameters:
         return dict(own), OWN_CONFIG
     for other, name in others:
         for tied in (None, True, False):
@@ -119,11 +118,18 @@ def _filled(
 
 def _describes(config: Mapping[str, Any], geometry: ModelGeometry, entry: Entry) -> bool:
     """Whether the config has the layers, widths, vocabulary and parameters of the GGUF header."""
-    try:
-        copied = json.loads(json.dumps(copy.copy(config), default=dict))
-        stated = open_config(copied).model.geometry
-        count = sum(tensor.elements for tensor in expected_tensors(stated, copied))
-    except (EdgekitError, TypeError, ValueError, ArithmeticError):
+    if _counted(config) != entry.parameters:
         return False
+    stated = open_config(json.loads(json.dumps(config, default=dict))).model.geometry
     widths = [(found.layers, found.hidden, found.vocabulary) for found in (stated, geometry)]
-    return count == entry.parameters and widths[0] == widths[1]
+    return widths[0] == widths[1]
+
+
+def _counted(config: Mapping[str, Any]) -> int:
+    """The parameters that the config implies; 0 if it does not describe a model."""
+    plain = json.loads(json.dumps(config, default=dict))
+    try:
+        geometry = open_config(plain).model.geometry
+        return sum(tensor.elements for tensor in expected_tensors(geometry, plain))
+    except (EdgekitError, TypeError, ValueError, ArithmeticError):
+        return 0

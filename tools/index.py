@@ -68,7 +68,10 @@ PURPOSES = {
 }
 # Models whose config was copied for its text alone: it names an encoder that the released model does not have.
 WITHOUT_ENCODER = {"google/gemma-4-12b-it"}
-WRONG_PARAMETERS = {"xai-org/grok-1"}  # DATA has 36 B; the publisher says 314 B
+WRONG_PARAMETERS = {
+    "xai-org/grok-1",
+    "hpcai-tech/grok-1",
+}  # DATA has 36 B; the publisher says 314 B
 # Relations of geometries.jsonl.gz that only a name tells: the base is not stated anywhere.
 GUESSED = {"its name says that its weights are an edit", "a copy under the same name"}
 # Mixes whose sizes are estimated for a model of which only the number of parameters is known.
@@ -457,7 +460,9 @@ class Geometries:
         is_guessed = sibling["relation"] in GUESSED or "basis" in base_row
         basis = Basis.ASSUMED if is_guessed else Basis.EXACT
         config = self._config(sibling["like"])
-        if config and not contradicts(item, config):
+        if config and contradicts(item, config):
+            return _assumed(item, self.templates)
+        if config:
             changed = with_stated_context(item, merged(config, sibling.get("differs") or {}))
             return _from_config(item, changed, text, sibling.get("licence"), basis)
         base = self.known.get(sibling["like"].lower())
@@ -494,15 +499,16 @@ def with_config(item: Known, gathered: Gathered, templates: Mapping[str, list[Te
     if found is None:
         return entry
     config, text = found
+    basis = Basis.MODELLED  # windows and image encoders may differ
     if own is not None and text == OWN_CONFIG:
-        text = own["source"]
+        text, basis = own["source"], Basis.EXACT
     else:
         text = f"the numbers of its GGUF header, the rest as in {text}"
     return replace(
         entry,
         header=replace(header, config=config),
         forms=("gguf", "config"),
-        sources={**entry.sources, "config": Source(text=text, basis=Basis.EXACT, date=READ_ON)},
+        sources={**entry.sources, "config": Source(text=text, basis=basis, date=READ_ON)},
     )
 
 
@@ -524,12 +530,14 @@ def with_stated_context(item: Known, config: Mapping[str, Any]) -> dict[str, Any
 
 
 def contradicts(item: Known, config: Mapping[str, Any]) -> bool:
-    """Whether DATA has another number for the model than this config. Vocabularies may be padded."""
+    """Whether DATA has another number than this config, or fewer parameters. Vocabularies may be padded."""
     partial = (item.named or {}).get("geometry_llmfit") or {}
     inner = _inner(config)
     names = {name: _key_in(inner, keys) for name, keys in PARTIAL.items() if name != "vocab_size"}
     pairs = ((partial.get(name), inner.get(key)) for name, key in names.items())
-    return any(known and stated and known != stated for known, stated in pairs)
+    published = item.entry.parameters or 0
+    is_larger = bool(published) and _counted(config) > published * 1.001
+    return is_larger or any(known and stated and known != stated for known, stated in pairs)
 
 
 def _key_in(config: Mapping[str, Any], keys: tuple[str, ...]) -> str:
@@ -583,8 +591,9 @@ def _from_config(
     changes: dict[str, Any] = {"architecture": facts["architecture"]}
     for name in ("parameters", "active_parameters", "native_context", "vocabulary"):
         value = facts[name]
-        if value is None or (name == "parameters" and entry.parameters is not None):
-            continue
+        is_part = basis is Basis.EXACT and (value or 0) > (entry.parameters or 0) * 1.001
+        if value is None or (name == "parameters" and entry.parameters is not None and not is_part):
+            continue  # DATA's count includes encoders, unless it is of a part of the files
         is_stated = basis is Basis.ASSUMED or value == entry.native_context
         if name == "native_context" and entry.native_context is not None and is_stated:
             continue
@@ -786,7 +795,7 @@ def _stated_size(hub_id: str) -> int | None:
 
 def _counted(config: Mapping[str, Any]) -> int:
     """The parameters that the config implies; 0 if it does not describe a model."""
-    return _count(json.dumps(config, sort_keys=True))
+    return _count(json.dumps(config, sort_keys=True, default=dict))
 
 
 @lru_cache(maxsize=4096)

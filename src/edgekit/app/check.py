@@ -125,10 +125,11 @@ def check_named(
     def check_on(engine: str) -> Check:
         if resolved.assumed is not None:
             return _check_assumed(resolved, resolved.assumed, engine, request, session)
-        values_of(resolved, engine, request)  # raises what the engine refuses before it is opened
-        opened = resolved.opened(engine)
+        model = resolved.at_checkpoint(engine)
+        values_of(model, engine, request)  # raises what the engine refuses before it is opened
+        opened = model.opened(engine)
         answer = check_opened(
-            opened, engine, request, session, resolved=resolved, with_changes=with_changes
+            opened, engine, request, session, resolved=model, with_changes=with_changes
         )
         return with_notes(answer, *resolved.notes)
 

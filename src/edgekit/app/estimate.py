@@ -64,6 +64,7 @@ def estimate_named(resolved: ResolvedModel, request: Request, session: Session) 
     """`estimate` for a model that is open already."""
     check_one_engine(request)
     rules, users = engine_named(request.engine or resolved.engine()), request.users
+    resolved = resolved.at_checkpoint(rules.name)
     opened = resolved.as_file(rules.name)
     values = request.values(rules.name, resolved.quant)
     if request.devices or request.vram is not None:

@@ -88,10 +88,10 @@ def update_index(published: Published | None, reach: Reach) -> IndexUpdate:
         is_damaged = False
         for path in (target, database.PACKAGED):
             if path != used.path and os.path.lexists(path):
-                try:
-                    files.append(check_index(path))
-                except HeaderError:
-                    is_damaged = is_damaged or path == target
+                checked = _checked(path)
+                if checked is not None:
+                    files.append(checked)
+                is_damaged = is_damaged or (checked is None and path == target)
         fetched: CheckedIndex | None = None
         sha256, signed_by = None, None
         if published is not None:
@@ -155,6 +155,14 @@ def _not_writable(folder: Path, error: OSError) -> SourceError:
     return SourceError(
         f"cannot write to {folder} ({error.strerror}): set EDGEKIT_DATA to another folder"
     )
+
+
+def _checked(path: Path) -> CheckedIndex | None:
+    """The index in this file; None if it is damaged, or not a regular file: opening a pipe would never end."""
+    try:
+        return check_index(path) if path.is_file() else None
+    except HeaderError:
+        return None
 
 
 def _verified(published: Published, reach: Reach, folder: Path) -> tuple[Path, str, str | None]:

@@ -72,7 +72,23 @@ class ResolvedModel(Resolved[OpenModel]):
             engine = engine_for(model) if machine is None else engine_on(model, machine)
         if quant is None or takes(engine, quant):
             return engine
-        return next((name for name in engine_names() if takes(name, quant)), engine)
+        able = [name for name in engine_names() if takes(name, quant)]
+        return next((name for name in able if _runs_on(name, machine)), next(iter(able), engine))
+
+    def at_checkpoint(self, engine: str) -> Self:
+        """The same with the repository that is published at the requested quantisation, if the engine loads no other.
+
+        vLLM cannot make AWQ weights: `qwen3-8b:AWQ` is Qwen/Qwen3-8B-AWQ.
+        """
+        entry, quant = self.entry, self.quant
+        if self.found is not None or entry is None or quant is None or not entry.has_geometry:
+            return self
+        opened = self.opened(engine)
+        variant = engine_named(engine).checkpoint(opened.model, entry.id, quant, self.name)
+        if variant is None:
+            return self
+        found = replace(opened, model=variant.model, repository=variant.reference)
+        return replace(self, found=found, quant=None)
 
     def opened(self, engine: str) -> OpenModel:
         """The model as this engine loads it. Raises RefusedError if the catalog entry has no such files."""
@@ -132,6 +148,15 @@ class ResolvedModel(Resolved[OpenModel]):
 
             return ModelPurpose.EMBEDDING in self.entry.kinds
         return self.found is not None and self.found.model.geometry.embeds
+
+
+def _runs_on(engine: str, machine: Machine | None) -> bool:
+    try:
+        if machine is not None:
+            engine_named(engine).check_runs(machine)
+    except HardwareError:
+        return False
+    return True
 
 
 Model = TypeVar("Model", bound=ResolvedModel)

@@ -102,6 +102,7 @@ def plan_model(
 def task_to_plan(resolved: ResolvedModel, request: Request, session: Session) -> Task:
     """The task with the given settings; the plan chooses the others. Raises HardwareError, RefusedError, UsageError."""
     engine = request.engine or resolved.engine(request.find_machine())
+    resolved = resolved.at_checkpoint(engine)
     rules, entry = engine_named(engine), resolved.entry
     values = request.values(engine, resolved.quant)
     for flag in rules.flags:

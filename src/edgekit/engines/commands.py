@@ -90,7 +90,7 @@ class Startup:
         """What vLLM and mlx-lm call the model: a hub id or a folder."""
         if self.files is not None and self.variant.reference in {"", self.files.reference}:
             return repository_word(self.files)
-        repository = original_repository(self.label) or self.repository
+        repository = self.repository or original_repository(self.label)
         return self.variant.reference or repository or repository_word(self.files)
 
     @property

@@ -48,6 +48,10 @@ def open_entry(entry: Entry, engine: str) -> OpenModel:
             "load: give its safetensors repository or its config.json"
         )
     opened = open_config(stored.config, label=entry.id)
+    source = entry.sources.get("config")  # of one that was put together from the GGUF header
+    if source is not None and source.basis is not Basis.EXACT:
+        geometry = replace(opened.model.geometry, basis=source.basis, because=source.text)
+        opened = replace(opened, model=Model(header=opened.model.header, geometry=geometry))
     return _as_certain(replace(opened, repository=repository), entry)
 
 

@@ -428,6 +428,14 @@ class Engine:
         return as_named(model)
 
     @rule("choices")
+    def checkpoint(self, _model: Model, _label: str, _quant: str, _typed: str, /) -> Variant | None:
+        """The published repository of a model of the index at this quantisation, which `_typed` may name.
+
+        None if the engine quantises while loading, or none is known.
+        """
+        return None
+
+    @rule("choices")
     def file_variants(self, opened: OpenModel, /) -> tuple[Variant, ...]:
         """The GGUF files of the hub repository that the opened file is in, the most accurate first."""
         return self.variants(opened.model)

@@ -27,6 +27,11 @@ class Mix:
     bits_per_weight: float
 
 
+# Size over that of the mix like it, of all dynamic quantisations measured: for those of which no file was.
+_UNMEASURED = (0.91, 1.1, 1.46)
+_OF_RELEASED = (0.98, 1.0, 1.09)  # of gpt-oss-safeguard-20b, over the MXFP4 it was released in
+
+
 class DynamicMix(NamedTuple):
     """A quantisation chosen tensor by tensor, as Unsloth publishes them: its size follows from a mix like it."""
 
@@ -39,8 +44,10 @@ class DynamicMix(NamedTuple):
     @property
     def because(self) -> str:
         usual = "" if self.usual == 1 else f"{self.usual:.2f} times "
+        is_measured = (self.least, self.usual, self.most) != _UNMEASURED
+        files = "the files measured are" if is_measured else "other dynamic quantisations are"
         return (
-            f"{self.name} is assumed to be {usual}as large as {self.like}; the files measured are {self.least:.2f} to "
+            f"{self.name} is assumed to be {usual}as large as {self.like}; {files} {self.least:.2f} to "
             f"{self.most:.2f} times as large"
         )
 
@@ -62,16 +69,18 @@ def _dynamic_mixes() -> Mapping[str, DynamicMix]:
 def dynamic_mix(name: str, released_mix: str = "") -> DynamicMix | None:
     """The dynamic quantisation of this name: UD-Q4_K_XL, also Q4_K_XL; None if its size is not known.
 
-    `released_mix`: the mix that the publisher released the model in, as gpt-oss in MXFP4. Dynamic quantisations change
-    little of it: sizes of gpt-oss-safeguard-20b are 0.98 to 1.09 times its own.
+    `released_mix`: the mix that the publisher released the model in, as gpt-oss in MXFP4: dynamic quantisations change
+    little of it.
     """
     name = canonical(name)
     if name.endswith("_XL") and not name.startswith("UD-"):
         name = f"UD-{name}"
     dynamic = _dynamic_mixes().get(name)
+    if dynamic is None and name.startswith("UD-") and mix_by_name(name[3:]) is not None:
+        dynamic = DynamicMix(name, name[3:], *_UNMEASURED)
     if dynamic is None or not released_mix:
         return dynamic
-    return dynamic._replace(like=released_mix, least=0.97, usual=1.0, most=1.1)
+    return DynamicMix(name, released_mix, *_OF_RELEASED)
 
 
 def plain_mix(name: str) -> str:

@@ -61,6 +61,10 @@ def resolve(
     for a name that several models have.
     """
     name = os.fspath(reference)
+    if not absolute and " " in name and not is_here(name):  # a server's caller may not name paths
+        from edgekit.index.typed import without_command
+
+        name = without_command(name)
     if is_here(name, absolute_only=absolute):
         return Resolved(name=name, is_path=True, found=read(name))
     from edgekit.index import names, references  # not needed for a path

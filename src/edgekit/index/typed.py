@@ -32,9 +32,12 @@ _HOSTS = (
     r"(?i)^(?:[a-z]+://)?(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.com|modelscope\.(?:cn|ai)|ollama\.com"
     r"|registry\.ollama\.ai|lmstudio\.ai|openrouter\.ai)/"
 )
+# The commands that people copy, up to the model.
 _COMMAND = (
-    r"(?i)^(?:ollama (?:run|pull|show)|docker model (?:run|pull)|lms (?:get|load)|vllm serve"
-    r"|llama-(?:server|cli) -(?:hf|m)|mlx_lm\.\w+ --model) +"
+    r"(?i)^(?:[$>#] +)?(?:sudo +)?(?:run +)?(?:docker +exec +(?:-\S+ +)*\S+ +)?"
+    r"(?:ollama +(?:run|pull|show)|docker +model +(?:run|pull)|lms +(?:get|load)|vllm +serve|git +clone"
+    r"|(?:hf|huggingface-cli) +download|llama-(?:server|cli|bench)(?: .*?)? +(?:-hfr?|--hf-repo|-m|--model)"
+    r"|mlx_lm\.\w+(?: .*?)? +--model|FROM) +(\S+).*"
 )
 _ADDRESS_WORDS = frozenset({"models", "model", "library", "api"})  # before owner/name in an address
 _FILES = (".gguf", ".safetensors", ".bin", ".json")
@@ -149,7 +152,7 @@ def read_name(text: str) -> TypedName:
     >>> typed.plain, typed.quant
     ('Qwen_Qwen3-8B', 'Q5_K_L')
     """
-    typed = re.sub(_COMMAND, "", _plain_text(text))
+    typed = without_command(_plain_text(text))
     typed = re.sub(r"(?<=[A-Za-z])\+(?![A-Za-z+])", " plus", typed)  # Command R+
     path = typed.replace("\\", "/").rstrip("/")
     has_host = "/" in path and re.match(_HOSTS, path) is not None
@@ -210,6 +213,12 @@ def read_name(text: str) -> TypedName:
         is_path=is_path or (is_file and len(parts) == 1),
         is_address=has_host or typed.startswith("ollama://"),
     )
+
+
+def without_command(text: str) -> str:
+    """The model of a command that people copy: 'llama-server -hf org/name:Q4_K_M -c 0' -> 'org/name:Q4_K_M'."""
+    match = re.fullmatch(_COMMAND, text.strip()) if " " in text else None
+    return text if match is None else match[1].strip(_AROUND)
 
 
 def _plain_text(text: str) -> str:

@@ -45,7 +45,7 @@ _BITS = r"[2-8](?:\.\d+)?"
 _TYPED = rf"""(?<![a-z0-9])(?:
     (?P<gguf>(?:ud[-_ ])?i?q[1-8](?:{_K}|[-_ ]?(?:xxs|xs|nl|xl)
         |[-_ ](?:s|m|l|[01])(?:_[48]_[48])?|[01])?)
-    |(?P<plain>tq[12]_0|i2_s|mxfp[468](?:[-_]moe)?|nvfp4|fp4|nf4|u?int[48]|bf16|w[48]a(?:16|8|4))
+    |(?P<plain>(?:ud[-_ ])?tq[12]_0|i2_s|mxfp[468](?:[-_]moe)?|nvfp4|fp4|nf4|u?int[48]|bf16|w[48]a(?:16|8|4))
     |(?P<float>fp?16|fp?32)
     |(?P<fp8>fp8(?:[-_ ](?:dynamic|block|static|e4m3(?:fn)?|kv))*)
     |(?P<method>gptq|awq|auto-?round|hqq|bnb|exl[23])
@@ -67,7 +67,8 @@ def _typed_tag(match: re.Match[str]) -> str:
         mix = f"{family}_{rest}" if rest else _WHOLE_MIXES.get(family, family)
         return ("UD-" if dynamic else "") + SHORT_MIXES.get(mix, mix)
     if match["plain"]:
-        return match["plain"].upper().replace("-", "_")
+        plain = match["plain"].upper().replace("-", "_").replace(" ", "_")
+        return plain.replace("UD_", "UD-")
     if match["float"]:
         return match["float"].upper().replace("FP", "F")
     if match["fp8"]:

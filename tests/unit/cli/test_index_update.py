@@ -140,10 +140,10 @@ def test_scores_of_an_updated_index_rank_its_models_and_are_shown(
     write_checksums([tmp_path / "index.sqlite"], tmp_path)
     assert update(capsys, str(tmp_path / "index.sqlite"))[0] == 0
     after = recommend_json(capsys, "--task", "code")
-    assert after[0]["id"] == NEW
-    assert after[0]["quality"]["basis"] == "measured"
-    assert [score["score"] for score in after[0]["quality"]["scores"]] == [84.0, 45.0]
-    others = [(found["id"], found["worth"]) for found in after[1:]]
+    (new,) = (found for found in after if found["id"] == NEW)
+    assert new["quality"]["basis"] == "measured"
+    assert [score["score"] for score in new["quality"]["scores"]] == [84.0, 45.0]
+    others = [(found["id"], found["worth"]) for found in after if found is not new]
     assert others == [(found["id"], found["worth"]) for found in before[: len(others)]]
     main(["recommend", "--device", "RTX 4070", "--ram", "32G", "--task", "code", "--why"])
     printed = " ".join(capsys.readouterr().out.split())

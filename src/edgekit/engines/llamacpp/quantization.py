@@ -492,8 +492,12 @@ class Converted:
         mixed = self.mixed
         if line.component is Component.WEIGHTS:
             line = replace(line, because=f"{line.because} ({mixed.mix})")
-            if mixed.dynamic is not None:
-                return no_better_than(line, Basis.ASSUMED)
+            if mixed.dynamic is not None and self.file_bytes is None:
+                because = f"{line.because}; {mixed.dynamic.because}"
+                size = round(line.size_bytes * mixed.dynamic.usual)
+                return no_better_than(
+                    replace(line, size_bytes=size, because=because), Basis.ASSUMED
+                )
         if mixed.basis is Basis.EXACT:
             return line
         if line.basis is Basis.EXACT:
@@ -503,9 +507,9 @@ class Converted:
 
     def unexplained(self, backend: Backend) -> tuple[MemoryLine, ...]:
         """A line for the bytes by which the file is larger than its mix: a long header, or tensors of larger types."""
-        dynamic = self.mixed.dynamic
-        file_bytes = self.mixed.tensor_bytes if self.file_bytes is None else self.file_bytes
-        extra_bytes = file_bytes - sum(tensor.size_bytes for tensor in self.mixed.tensors)
+        if self.file_bytes is None:
+            return ()
+        extra_bytes = self.file_bytes - sum(tensor.size_bytes for tensor in self.mixed.tensors)
         if extra_bytes <= 0:
             return ()
         line = MemoryLine(
@@ -516,13 +520,9 @@ class Converted:
             because=(
                 f"difference between the file size and a {self.mixed.mix} of these layers: "
                 "header or other tensor types"
-                if dynamic is None
-                else dynamic.because
             ),
             within=1.0,
         )
-        if dynamic is not None:
-            return (no_better_than(line, Basis.ASSUMED),)
         if self.mixed.basis is not Basis.EXACT:
             line = no_better_than(line, self.model.geometry.basis, WITHIN)
         return (line,)

@@ -45,12 +45,13 @@ def variants(model: Model, label: str = "") -> tuple[Variant, ...]:
     """Bits to choose from; a quantised repository is used as it is. `label`: a model of the index, which is used as
     somebody has published it if there is a repository at 4 bits, because the user would have to make other ones.
     """
-    is_plain = model.header.container is not Container.GGUF and model.header.quantization is None
-    if not is_plain:
-        return as_named(model)
     published = tuple(
         bits for bits in WEIGHT_BITS if label and repository_at(label, Form.MLX, f"{bits}bit")
     )
+    # DeepSeek and Kimi are released in FP8, which mlx-lm loads as 16 bits: people run what others made of them
+    is_plain = model.header.quantization is None or USUAL_BITS in published
+    if model.header.container is Container.GGUF or not is_plain:
+        return as_named(model)
     return at_bits(model, published if USUAL_BITS in published else WEIGHT_BITS)
 
 

@@ -75,25 +75,45 @@ def variants(model: Model, label: str = "") -> tuple[Variant, ...]:
     if not label or not is_plain:
         return tuple(choices)
     has_four_bits = False
-    for form, (accuracy, quantization) in _QUANTISED.items():
-        repositories = [
-            repository
-            for repository in repositories_of(label, form)
-            if form not in _FOUR_BIT or not _OTHER_BITS.search(repository.name)
-        ]
+    for form, (accuracy, _) in _QUANTISED.items():
+        repositories = _with_usual_bits(label, form)
         if not repositories or (has_four_bits and form in _FOUR_BIT):
             continue
         has_four_bits = has_four_bits or form in _FOUR_BIT
-        config = {**model.header.config, "quantization_config": quantization}
-        quantised = replace(model.header, config=config, quantization=read_quantization(config))
-        variant = Variant(
-            name=form.name,
-            model=Model(header=quantised, geometry=model.geometry),
-            accuracy=accuracy,
-            reference=repositories[0].name,
-        )
-        choices.append(variant)
+        choices.append(_quantised(model, form, accuracy, repositories[0]))
     return tuple(choices)
+
+
+def checkpoint(model: Model, label: str, quant: str, typed: str) -> Variant | None:
+    """The known repository of this model at FP8, AWQ, GPTQ or NVFP4: the one that was typed, else the first."""
+    form = next((form for form in _QUANTISED if form.name == quant.upper()), None)
+    has_other_bits = form in _FOUR_BIT and _OTHER_BITS.search(typed) is not None
+    if form is None or model.header.quantization is not None or has_other_bits:
+        return None
+    repositories = _with_usual_bits(label, form)
+    repository = next((name for name in repositories if name.lower() == typed.lower()), None)
+    if repository is None and not repositories:
+        return None
+    accuracy, _ = _QUANTISED[form]
+    return _quantised(model, form, accuracy, repository or repositories[0])
+
+
+def _with_usual_bits(label: str, form: Form) -> list[str]:
+    """The model's known repositories of this form, without those of other bits than usual."""
+    names = [repository.name for repository in repositories_of(label, form)]
+    return [name for name in names if form not in _FOUR_BIT or not _OTHER_BITS.search(name)]
+
+
+def _quantised(model: Model, form: Form, accuracy: int, repository: str) -> Variant:
+    """The model as a repository of this form usually has it."""
+    config = {**model.header.config, "quantization_config": _QUANTISED[form][1]}
+    quantised = replace(model.header, config=config, quantization=read_quantization(config))
+    return Variant(
+        name=form.name,
+        model=Model(header=quantised, geometry=model.geometry),
+        accuracy=accuracy,
+        reference=repository,
+    )
 
 
 def download_bytes(model: Model, setup: VllmSetup, _estimate: MemoryEstimate) -> int | None:

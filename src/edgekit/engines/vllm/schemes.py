@@ -168,7 +168,8 @@ def _online_scheme(requested: str | None) -> Scheme | None:
         raise RefusedError(f"vLLM 0.32 does not support the quantisation method {requested[:40]!r}")
     if any(word in requested for word in NEEDS_CHECKPOINT):
         raise RefusedError(
-            f"vLLM: {requested} needs a checkpoint quantised with it, but this one is not"
+            f"vLLM: {requested} needs a checkpoint quantised with it, which is not known here: "
+            "give its repository or config.json"
         )
     return None
 

@@ -78,7 +78,7 @@ def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[L
 
 def read_quant(name: str) -> str | None:
     """The quantisation of `--quant NAME` as vLLM calls it."""
-    lower = name.lower()
+    lower = "modelopt_fp4" if name.lower() == "nvfp4" else name.lower()
     return lower if lower in METHODS or lower.startswith("fp8") else None
 
 
