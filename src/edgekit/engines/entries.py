@@ -50,7 +50,8 @@ def open_entry(entry: Entry, engine: str) -> OpenModel:
     opened = open_config(stored.config, label=entry.id)
     source = entry.sources.get("config")  # of one that was put together from the GGUF header
     if source is not None and source.basis is not Basis.EXACT:
-        geometry = replace(opened.model.geometry, basis=source.basis, because=source.text)
+        because = "its config.json is made from its GGUF header and one of the same architecture"
+        geometry = replace(opened.model.geometry, basis=source.basis, because=because)
         opened = replace(opened, model=Model(header=opened.model.header, geometry=geometry))
     return _as_certain(replace(opened, repository=repository), entry)
 

@@ -65,3 +65,27 @@ def test_repository_of_a_dynamic_mix_has_exactly_that_one() -> None:
     assert repository is not None
     assert (repository.owner, repository.tag("UD-Q4_K_XL")) == ("unsloth", "UD-Q4_K_XL")
     assert repository.tag("UD-Q4_K_M") is None
+
+
+def test_dynamic_mix_that_nobody_measured_has_the_range_of_all_others() -> None:
+    dynamic = dynamic_mix("UD-IQ4_XS")
+    assert dynamic is not None
+    assert (dynamic.like, dynamic.usual) == ("IQ4_XS", 1.1)
+    assert "other dynamic quantisations are" in dynamic.because
+    assert dynamic_mix("UD-TQ1_0") is not None
+
+
+def test_dynamic_mix_is_larger_in_every_memory() -> None:
+    """With all experts in RAM, that is where the file is larger."""
+    request = Request(devices=("RTX 4090",), ram="64G", options={"cpu_moe": True, "n_ctx": 16384})
+    session = Session(reach=Reach(network=False))
+
+    def ram_bytes(name: str) -> int:
+        (answer,) = check(name, request, session)
+        assert isinstance(answer, Check)
+        lines = answer.result.estimate.lines
+        in_ram = [line for line in lines if line.pool.kind.value == "host"]
+        return sum(line.size_bytes for line in in_ram if line.component.value == "weights")
+
+    plain, dynamic = ram_bytes("qwen3-30b-a3b:Q8_0"), ram_bytes("qwen3-30b-a3b:UD-Q8_K_XL")
+    assert dynamic == pytest.approx(plain * 1.2, rel=1e-6)

@@ -22,6 +22,7 @@ from edgekit.index.names import find_entry, find_model, spellings
 from edgekit.index.records import is_id
 from edgekit.index.references import entry_named
 from edgekit.index.repositories import repositories_of
+from edgekit.index.typed import without_command
 from edgekit.index.types import Index
 from edgekit.sources.quants import quants_in, split_quant
 
@@ -260,6 +261,27 @@ def test_entry_named_reads_names_as_people_write_them(name: str, entry: str) -> 
     match = entry_named(name, absolute=True)
     assert match is not None
     assert match.entry.id == entry
+
+
+@pytest.mark.parametrize(
+    ("command", "model"),
+    [
+        ("llama-server --jinja -hf unsloth/Qwen3-8B-GGUF:Q4_K_M -c 0", "unsloth/Qwen3-8B-GGUF:Q4_K_M"),
+        ("$ ollama run qwen3:8b 'why is the sky blue?'", "qwen3:8b"),
+        ("sudo docker exec -it ollama ollama pull gemma3", "gemma3"),
+        ("FROM hf.co/bartowski/Qwen2.5-7B-Instruct-GGUF", "hf.co/bartowski/Qwen2.5-7B-Instruct-GGUF"),
+        ("vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2", "Qwen/Qwen3-8B"),
+        ("mlx_lm.generate --model mlx-community/Qwen3-8B-4bit --prompt hi", "mlx-community/Qwen3-8B-4bit"),
+        ("Gemma 3 27B", "Gemma 3 27B"),
+        ("run for the hills", "run for the hills"),
+    ],
+)  # fmt: skip
+def test_without_command_is_the_model_of_a_command(command: str, model: str) -> None:
+    assert without_command(command) == model
+
+
+def test_single_letter_names_no_model() -> None:
+    assert entry_named("b.gguf", absolute=True) is None
 
 
 def test_entry_named_takes_the_instruct_model_for_a_name_without_a_publisher() -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.unit.plan.tasks import of_config
 
-from edgekit.engines.vllm.choices import variants
+from edgekit.app.check import Check, Unanswered, check
+from edgekit.engines.vllm.choices import checkpoint, variants
+from edgekit.request import Request, Session
+from edgekit.sources.types import Reach
+from edgekit.units import GIB
 
 
 @pytest.mark.parametrize(
@@ -39,3 +43,36 @@ def test_four_bits_only_of_repositories_with_four_bits() -> None:
     }
     assert "GPTQ" not in names
     assert names["AWQ"] == "QuantTrio/Qwen3-Coder-30B-A3B-Instruct-AWQ"
+
+
+@pytest.mark.parametrize(
+    ("quant", "typed", "expected"),
+    [
+        ("AWQ", "qwen3-8b:AWQ", "Qwen/Qwen3-8B-AWQ"),
+        ("fp8", "qwen/qwen3-8b-fp8", "Qwen/Qwen3-8B-FP8"),
+        ("GPTQ", "Qwen/Qwen3-8B-GPTQ-Int8", None),  # not the one with 4 bits
+        ("Q4_K_M", "qwen3-8b:Q4_K_M", None),
+    ],
+)
+def test_checkpoint_is_the_published_repository(
+    quant: str, typed: str, expected: str | None
+) -> None:
+    found = checkpoint(of_config("qwen3-8b"), "qwen3-8b", quant, typed)
+    assert (None if found is None else found.reference) == expected
+
+
+def test_check_of_a_published_checkpoint_by_name() -> None:
+    """8.2 B parameters at 4 bits, with scales and embeddings at 16: below 6 GiB."""
+    request = Request(devices=("RTX 4090",), ram="64G")
+    session = Session(reach=Reach(network=False))
+    for name in ("Qwen/Qwen3-8B-AWQ", "qwen3-8b:AWQ"):
+        (answer,) = check(name, request, session)
+        assert isinstance(answer, Check)
+        assert answer.result.engine == "vllm"
+        assert "vllm serve Qwen/Qwen3-8B-AWQ " in answer.bill.command
+        lines = answer.result.estimate.lines
+        weights = sum(line.size_bytes for line in lines if line.component.value == "weights")
+        assert 5 * GIB < weights < 6 * GIB
+    (refused,) = check("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8", request, session)
+    assert isinstance(refused, Unanswered)
+    assert "give its repository" in str(refused.error)
