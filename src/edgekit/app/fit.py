@@ -51,6 +51,7 @@ def fit(resolved: ResolvedModel, request: Request, session: Session) -> Fit:
     request = replace(request, machine=request.find_machine())
     engine = _engine(resolved, request)
     try:
+        resolved = resolved.at_checkpoint(engine)
         opened = resolved.as_file(engine)
         task, values = task_of(resolved, opened, engine, request, session)
         return _fit(resolved, *_choose_weights(resolved, opened, task), values, users=request.users)
@@ -64,6 +65,7 @@ def curve(
     """Memory by context for each type of cache, all else as requested."""
     request = replace(request, machine=request.find_machine())
     engine = _engine(resolved, request)
+    resolved = resolved.at_checkpoint(engine)
     opened = resolved.as_file(engine)
     task, _ = task_of(resolved, opened, engine, request, replace(session, pricing=None))
     if engine_named(engine).chooses_repositories:

@@ -8,9 +8,10 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Self
 
 from edgekit.app.estimate import NEXT_TO_MODEL, price_loads
 from edgekit.app.open import ResolvedModel, open_named
@@ -68,6 +69,10 @@ class CachedModel(ResolvedModel):
         return time.monotonic() < self.until_s and all(
             stamp_of(path) == stamp for path, stamp in self.stamps
         )
+
+    def at_checkpoint(self, engine: str) -> Self:
+        model = ResolvedModel.at_checkpoint(self, engine)
+        return model if model is self else replace(model, by_engine={}, prices={})
 
     def as_file(self, engine: str) -> OpenModel:
         model = self.by_engine.get(engine)
