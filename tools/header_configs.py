@@ -10,14 +10,12 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from edgekit.engines.entries import gguf_header
 from edgekit.errors import EdgekitError
-from edgekit.formats.types import ModelHeader
-from edgekit.index.tensor_runs import tensors_of
 from edgekit.index.types import Entry, ModelPurpose, StoredHeader
 from edgekit.model import open_config, read_geometry
 from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import ModelGeometry
-from edgekit.sources.types import Container
 
 # GGUF architecture -> model_type of its config.json; elsewhere both have the same name.
 MODEL_TYPES = {
@@ -61,16 +59,7 @@ def config_of(
     `own`: the model's config, if it was found. `others`: configs of the same architecture, and whose they are.
     """
     header = entry.header or StoredHeader()
-    tensors = tensors_of(header.tensors, name=entry.id)
-    gguf = ModelHeader(
-        name=entry.id,
-        container=Container.GGUF,
-        keys=header.keys,
-        tensors=tensors,
-        tensor_count=len(tensors),
-        tensor_bytes=sum(tensor.size_bytes for tensor in tensors),
-    )
-    geometry = read_geometry(gguf)
+    geometry = read_geometry(gguf_header(entry.id, header))
     if own is not None and _counted(own) == entry.parameters:
         return dict(own), OWN_CONFIG
     for other, name in others:

@@ -160,7 +160,7 @@ def _listed(row: Mapping[str, Any]) -> list[str]:
         return QUANTS.index(tag.upper().removeprefix("UD-")), tag.upper().startswith("UD-")
 
     best: dict[int, str] = {}
-    for tag in sorted(tags, key=place):
+    for tag in sorted(tags, key=lambda tag: (place(tag), tag)):  # one spelling, always the same
         best.setdefault(place(tag)[0], tag)
     return list(best.values())
 

@@ -84,7 +84,7 @@ def entry_of(opened: OpenModel, reference: str, *, name: str | None = None) -> E
 def _stored_reference(reference: str, files: ModelFiles | None) -> str:
     """A reference that works from any folder, without credentials or query."""
     if files is not None and files.origin is Origin.LOCAL:
-        return os.path.abspath(expand_home(reference.strip()))  # noqa: PTH100
+        return os.path.abspath(expand_home(reference.strip()))  # noqa: PTH100 - keeps links
     if "://" not in reference:
         return reference.strip()
     parts = urlsplit(reference.strip())

@@ -11,7 +11,7 @@ from edgekit.formats.types import ModelHeader
 from edgekit.index.database import header_of
 from edgekit.index.repositories import original_repository
 from edgekit.index.tensor_runs import tensors_of
-from edgekit.index.types import Entry
+from edgekit.index.types import Entry, StoredHeader
 from edgekit.model import OpenModel, open_config, read_geometry
 from edgekit.model.types import Model
 from edgekit.sources.types import Container
@@ -31,15 +31,7 @@ def open_entry(entry: Entry, engine: str) -> OpenModel:
     original = "" if entry.is_users else original_repository(entry.id)
     repository = original or entry.repository or ""
     if stored.keys and target.loads_gguf:
-        tensors = tensors_of(stored.tensors, name=entry.id)  # of the recorded quantisation
-        header = ModelHeader(
-            name=entry.id,
-            container=Container.GGUF,
-            keys=stored.keys,
-            tensors=tensors,
-            tensor_count=len(tensors),
-            tensor_bytes=sum(tensor.size_bytes for tensor in tensors),
-        )
+        header = gguf_header(entry.id, stored)
         model = Model(header=header, geometry=read_geometry(header))
         return _as_certain(OpenModel(label=entry.id, model=model, repository=repository), entry)
     if not stored.config:
@@ -54,6 +46,19 @@ def open_entry(entry: Entry, engine: str) -> OpenModel:
         geometry = replace(opened.model.geometry, basis=source.basis, because=because)
         opened = replace(opened, model=Model(header=opened.model.header, geometry=geometry))
     return _as_certain(replace(opened, repository=repository), entry)
+
+
+def gguf_header(name: str, stored: StoredHeader) -> ModelHeader:
+    """The GGUF header that was recorded, with the tensors of the recorded quantisation. Raises HeaderError."""
+    tensors = tensors_of(stored.tensors, name=name)
+    return ModelHeader(
+        name=name,
+        container=Container.GGUF,
+        keys=stored.keys,
+        tensors=tensors,
+        tensor_count=len(tensors),
+        tensor_bytes=sum(tensor.size_bytes for tensor in tensors),
+    )
 
 
 def _as_certain(opened: OpenModel, entry: Entry) -> OpenModel:

@@ -37,7 +37,7 @@ _COMMAND = (
     r"(?i)^(?:[$>#] +)?(?:sudo +)?(?:run +)?(?:docker +exec +(?:-\S+ +)*\S+ +)?"
     r"(?:ollama +(?:run|pull|show)|docker +model +(?:run|pull)|lms +(?:get|load)|vllm +serve|git +clone"
     r"|(?:hf|huggingface-cli) +download|llama-(?:server|cli|bench)(?: .*?)? +(?:-hfr?|--hf-repo|-m|--model)"
-    r"|mlx_lm\.\w+(?: .*?)? +--model|FROM) +(\S+).*"
+    r"|mlx_lm\.\w+(?: .*?)? +--model|FROM) +([^\s-]\S*).*"
 )
 _ADDRESS_WORDS = frozenset({"models", "model", "library", "api"})  # before owner/name in an address
 _FILES = (".gguf", ".safetensors", ".bin", ".json")

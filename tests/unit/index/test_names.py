@@ -275,6 +275,7 @@ def test_entry_named_reads_names_as_people_write_them(name: str, entry: str) -> 
         ("mlx_lm.generate --model mlx-community/Qwen3-8B-4bit --prompt hi", "mlx-community/Qwen3-8B-4bit"),
         ("Gemma 3 27B", "Gemma 3 27B"),
         ("run for the hills", "run for the hills"),
+        ("llama-server -hf -c 0", "llama-server -hf -c 0"),
     ],
 )  # fmt: skip
 def test_without_command_is_the_model_of_a_command(command: str, model: str) -> None:
