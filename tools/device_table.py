@@ -5,6 +5,10 @@ Usage: python tools/device_table.py [COLLECTION]
 COLLECTION is a JSON list of {name, kind, memory_gb, bandwidth_gb_s, release_date, source}; the default is devices.json
 in EDGEKIT_TRUTH. Takes graphics cards with at least 4 GB, from 2016 on, under the name that their driver gives them.
 kept.tsv has corrections and further devices, and wins.
+
+Arithmetic speed: gpu_cores.tsv has the shader cores and boost clock of each card (Intel's graphics clock for Alchemist,
+the middle of NVIDIA's range for laptops); NVIDIA_RATES and OTHER_RATES have the operations per core and clock of each
+generation. kept.tsv has the figures of data sheets, or the same product.
 """
 
 from __future__ import annotations
@@ -58,6 +62,53 @@ CAPABILITIES = tuple(
 )
 
 
+class Rate(NamedTuple):
+    """The arithmetic speed of a generation of GPUs."""
+
+    fp32: int  # operations per core and clock; a multiply-add counts as two
+    fp16: float  # times FP32, in the vector units
+    matrix: int = (
+        0  # times FP32, in FP16 with FP32 accumulation, without sparsity; 0: no matrix units
+    )
+
+
+# Makers' architecture white papers. GeForce cards since Turing accumulate in FP32 at half of the professional rate.
+NVIDIA_RATES = {
+    "maxwell": Rate(2, 1),
+    "pascal": Rate(2, 1 / 64),
+    "gp100": Rate(2, 2),
+    "volta": Rate(2, 2, 8),
+    "turing": Rate(2, 2, 8),
+    "turing-geforce": Rate(2, 2, 4),
+    "turing-no-tensor": Rate(2, 2),  # GTX 16, T-series: no tensor cores
+    "ga100": Rate(2, 4, 16),
+    "ampere": Rate(2, 1, 4),
+    "ampere-geforce": Rate(2, 1, 2),
+    "ada": Rate(2, 1, 4),
+    "ada-geforce": Rate(2, 1, 2),
+    "blackwell": Rate(2, 1, 4),
+    "blackwell-geforce": Rate(2, 1, 2),
+}
+# These names are also the column `architecture`.
+OTHER_RATES = {
+    "gcn": Rate(2, 1),
+    "vega": Rate(2, 2),
+    "rdna1": Rate(2, 2),
+    "rdna2": Rate(2, 2),
+    "rdna3": Rate(4, 2, 2),  # dual issue
+    "rdna3.5": Rate(4, 2, 2),
+    "rdna4": Rate(4, 2, 4),
+    "cdna1": Rate(2, 2, 8),
+    "cdna2": Rate(2, 2, 8),
+    "cdna3": Rate(4, 1, 8),  # packed FP32
+    "cdna4": Rate(4, 1, 16),
+    "xe-lp": Rate(2, 2),
+    "xe-hpc": Rate(2, 2, 16),
+    "alchemist": Rate(2, 2, 8),
+    "battlemage": Rate(2, 2, 8),
+}
+
+
 def main(collection: Path) -> None:
     text = collected(json.loads(collection.read_text(encoding="utf-8")))
     (DATA / "collected.tsv").write_text(text, encoding="utf-8")
@@ -75,10 +126,35 @@ def collected(entries: list[dict[str, Any]]) -> str:
         if key not in rows or float(row["bandwidth_gb_s"]) < float(rows[key]["bandwidth_gb_s"]):
             rows[key] = row
     sized = {name for name, _ in rows}
+    cores = _cores()
     for row in rows.values():
         row["name"] = _sized(row["name"], sized)
+        row.update(rates(*cores[row["name"].format(row["size_gb"])]))
     lines = ["\t".join(row.get(column, "") for column in COLUMNS) for row in rows.values()]
     return "\n".join(("\t".join(COLUMNS), *sorted(lines))) + "\n"
+
+
+def _cores() -> dict[str, tuple[str, str, str]]:
+    """(generation, cores, MHz) by name."""
+    lines = (Path(__file__).parent / "gpu_cores.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    rows = (line.split("\t") for line in lines)
+    return {name: (generation, cores, mhz) for name, generation, cores, mhz in rows}
+
+
+def rates(generation: str, cores: str, mhz: str) -> dict[str, str]:
+    """The columns of the arithmetic speed, in TFLOPS: 10,496 Ampere cores at 1,695 MHz are an RTX 3090's 35.6."""
+    rate = (NVIDIA_RATES | OTHER_RATES)[generation]
+    fp32_tflops = int(cores) * int(mhz) * rate.fp32 / 10**6
+    return {
+        "architecture": generation if generation in OTHER_RATES else "",
+        "fp32_tflops": _three_digits(fp32_tflops),
+        "fp16_tflops": "" if rate.fp16 == 1 else _three_digits(fp32_tflops * rate.fp16),
+        "matrix_tflops": _three_digits(fp32_tflops * rate.matrix) if rate.matrix else "",
+    }
+
+
+def _three_digits(tflops: float) -> str:
+    return f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
 
 
 def _sized(name: str, names: set[str]) -> str:

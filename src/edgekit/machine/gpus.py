@@ -17,6 +17,7 @@ from edgekit.machine.devices import (
     default_working_set_bytes,
     known_bandwidth,
     mesa_heap_bytes,
+    with_known_rates,
     working_set_because,
 )
 from edgekit.machine.surroundings import (
@@ -154,7 +155,7 @@ def _amd_device(surroundings: Surroundings, card: DrmCard, name: str) -> Device 
         r"NPS([248])", (text_of(card.files / "current_memory_partition") or "").strip()
     )
     partitions = int(mode[1]) if mode else 1
-    return Device(
+    device = Device(
         name=name,
         vendor=Vendor.AMD,
         total_bytes=total_bytes // partitions,
@@ -165,6 +166,7 @@ def _amd_device(surroundings: Surroundings, card: DrmCard, name: str) -> Device 
         basis=Basis.EXACT if partitions == 1 else Basis.MODELLED,
         because="amdgpu mem_info_vram_total and _used",
     )
+    return with_known_rates(device, total_bytes)
 
 
 def _amd_integrated(
@@ -187,7 +189,7 @@ def _amd_integrated(
     }
     own_bytes = 0 if card.device == _MI300A else free["vram"]
     carved_out = f" and {format_bytes(own_bytes)} free of its own" if own_bytes else ""
-    return Device(
+    device = Device(
         name=name,
         vendor=Vendor.AMD,
         total_bytes=surroundings.host.total_bytes,
@@ -202,6 +204,7 @@ def _amd_integrated(
         bandwidth_bytes_per_s=known_bandwidth(name, surroundings.host.total_bytes),
         because="shares the RAM (amdgpu mem_info_gtt_total)",
     )
+    return with_known_rates(device, surroundings.host.total_bytes)
 
 
 # -- Intel ---------------------------------------------------------------------------------------
@@ -267,7 +270,7 @@ def _intel_device(surroundings: Surroundings, card: DrmCard, name: str) -> Devic
     total_bytes, source = _intel_memory(card)
     if not total_bytes:
         return None
-    return Device(
+    device = Device(
         name=name,
         vendor=Vendor.INTEL,
         total_bytes=total_bytes,
@@ -276,6 +279,7 @@ def _intel_device(surroundings: Surroundings, card: DrmCard, name: str) -> Devic
         basis=Basis.ASSUMED,
         because=f"{source}; the driver does not show how much is in use: 1/{_RESERVED_SHARE} is assumed",
     )
+    return with_known_rates(device, total_bytes)
 
 
 def _intel_memory(card: DrmCard) -> tuple[int, str]:
@@ -337,7 +341,7 @@ def find_apple(surroundings: Surroundings) -> Findings:
         basis=Basis.MODELLED,  # macOS does not report memory available without swapping
         because="shares the RAM (sysctl hw.memsize); free memory is modelled as free and inactive pages",
     )
-    return Findings(devices=(device,))
+    return Findings(devices=(with_known_rates(device, total_bytes),))
 
 
 def chip_name(surroundings: Surroundings) -> str:

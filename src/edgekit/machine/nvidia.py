@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from edgekit.errors import one_line
-from edgekit.machine.devices import device_like, known_bandwidth
+from edgekit.machine.devices import device_like, known_bandwidth, with_known_rates
 from edgekit.machine.host import ADDRESS_SPACE
 from edgekit.machine.surroundings import (
     Findings,
@@ -242,7 +242,7 @@ def _read_card(nvml: Nvml, index: int, surroundings: Surroundings) -> Findings:
         users=_optional(lambda: _users(card, handle), ()),
         because="shares the RAM",
     )
-    return Findings(devices=(shared,))
+    return Findings(devices=(with_known_rates(shared, host.total_bytes),))
 
 
 def _slices(card: _Card) -> Iterator[Device]:
@@ -278,7 +278,7 @@ def _device(card: _Card, handle: Any, *, partition: str = "") -> Device:
     uuids = [card.uuid(handle)]
     if partition:
         uuids.append(card.uuid(card.handle))
-    return Device(
+    device = Device(
         name=card.name,
         vendor=Vendor.NVIDIA,
         index=card.index,
@@ -292,6 +292,7 @@ def _device(card: _Card, handle: Any, *, partition: str = "") -> Device:
         basis=Basis.ASSUMED if card.under_windows else Basis.EXACT,
         because="NVML, minus what Windows is assumed to use" if card.under_windows else "NVML",
     )
+    return _optional(lambda: _with_rates(card, device, slice_bytes), device)
 
 
 def _optional(query: Callable[[], T], otherwise: T) -> T:
@@ -326,6 +327,16 @@ def _bandwidth(card: _Card, slice_bytes: int | None) -> int | None:
     if slice_bytes is None:
         return card_bytes_per_s
     return card_bytes_per_s * slice_bytes // max(int(memory.total), slice_bytes)
+
+
+def _with_rates(card: _Card, device: Device, slice_bytes: int | None) -> Device:
+    """The device with its arithmetic speed from the table: of a slice, in proportion to its memory."""
+    memory = card.query("nvmlDeviceGetMemoryInfo", card.handle)
+    if memory is None:
+        return device
+    card_bytes = int(memory.total)
+    share = 1.0 if slice_bytes is None else slice_bytes / max(card_bytes, slice_bytes)
+    return with_known_rates(device, card_bytes, share=share)
 
 
 def _users(card: _Card, handle: Any) -> tuple[Process, ...]:
@@ -418,6 +429,7 @@ def find_jetson(surroundings: Surroundings) -> Findings:
         capability=_TEGRA_CAPABILITIES.get(chip),
         because="shares the RAM (device tree)",
     )
+    device = with_known_rates(device, surroundings.host.total_bytes, name=sold_as)
     return Findings(devices=(device,))
 
 

@@ -45,6 +45,10 @@ def test_find_amd_card(tmp_path: Path) -> None:
                 total_bytes=24_560 * MIB,
                 free_bytes=24_000 * MIB,
                 bandwidth_bytes_per_s=960 * 10**9,
+                architecture="rdna3",
+                fp32_flops=61.4e12,
+                fp16_flops=123e12,
+                matrix_flops=123e12,
                 basis=Basis.EXACT,
                 because="amdgpu mem_info_vram_total and _used",
             ),
@@ -66,6 +70,7 @@ def test_find_amd_strix_halo(tmp_path: Path) -> None:
     assert (device.name, device.unified) == ("AMD Radeon 8060S", True)
     assert (device.limit_bytes, device.free_bytes) == (99 * GIB - 300 * MIB, 50 * GIB)
     assert device.bandwidth_bytes_per_s == 256 * 10**9
+    assert (device.architecture, device.matrix_flops) == ("rdna3.5", 59.4e12)
     assert device.own_bytes == 4 * GIB - 300 * MIB
     assert (
         "may map 96.00 GiB of the RAM (GTT, ttm.pages_limit), of which 95.00 GiB is free"
@@ -305,6 +310,7 @@ def test_find_apple_gpu(tmp_path: Path) -> None:
     assert (device.name, device.unified, device.basis) == ("Apple M3 Max", True, Basis.MODELLED)
     assert (device.total_bytes, device.free_bytes) == (36 * GIB, 36 * GIB)  # HOST has 50 GiB free
     assert device.bandwidth_bytes_per_s == 300 * 10**9
+    assert (device.fp32_flops, device.matrix_flops) == (10.6e12, None)
     assert device.limit_bytes == 27 * GIB  # three quarters, as the macOS version is unknown
 
 

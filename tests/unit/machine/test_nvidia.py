@@ -61,6 +61,9 @@ def test_find_nvidia_recorded_h200(
                 free_bytes=free_bytes,
                 bandwidth_bytes_per_s=4_800 * 10**9,
                 capability=(9, 0),
+                fp32_flops=66.9e12,
+                fp16_flops=134e12,
+                matrix_flops=989e12,
                 users=users,
                 basis=Basis.EXACT,
                 because="NVML",
@@ -145,6 +148,7 @@ def test_mig_card_is_replaced_by_its_first_slice(tmp_path: Path) -> None:
         9 * GIB,
     )
     assert device.bandwidth_bytes_per_s == 3_352 * 10**9 // 8
+    assert device.matrix_flops == 989e12 / 8
     assert "is split into 2 MIG slices" in findings.notes[0]
     assert "MIG-00000000" in findings.notes[0]
 
@@ -169,6 +173,7 @@ def test_integrated_gpu_shares_the_ram(tmp_path: Path) -> None:
     assert (device.total_bytes, device.free_bytes) == (HOST.total_bytes, HOST.usable_bytes)
     assert device.capability == (12, 1)
     assert device.bandwidth_bytes_per_s == 273 * 10**9
+    assert device.matrix_flops == 119e12
 
 
 def test_integrated_gpu_with_unreadable_ram_is_a_note(tmp_path: Path) -> None:
@@ -343,6 +348,7 @@ def test_jetson_orin(tmp_path: Path) -> None:
     assert (device.unified, device.total_bytes, device.free_bytes) == (True, 61 * GIB, 55 * GIB)
     assert device.capability == (8, 7)
     assert device.bandwidth_bytes_per_s == 204_800_000_000
+    assert device.matrix_flops is not None
 
 
 def test_jetson_in_a_container(tmp_path: Path) -> None:
