@@ -125,6 +125,7 @@ class Machine:
     processor: str = ""
     arm: bool = False  # an ARM processor, for which engines are built differently
     cores: int | None = None
+    instructions: frozenset[str] = frozenset()  # of the CPU, for quantised weights; empty: unknown
     host: HostMemory | None  # None: unknown, because it was not described
     devices: tuple[Device, ...] = ()
     notes: tuple[str, ...] = ()  # what could not be detected and why
