@@ -7,7 +7,7 @@ in EDGEKIT_TRUTH. Takes graphics cards with at least 4 GB, from 2016 on, under t
 kept.tsv has corrections and further devices, and wins.
 
 Arithmetic speed: gpu_cores.tsv has the shader cores and boost clock of each card (Intel's graphics clock for Alchemist,
-the middle of NVIDIA's range for laptops); NVIDIA_RATES and OTHER_RATES have the operations per core and clock of each
+the middle of NVIDIA's range for laptops); machine/gpu_rates.py has the operations per core and clock of each
 generation. kept.tsv has the figures of data sheets, or the same product.
 """
 
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgekit.machine.devices import COLUMNS, Words, words_of
+from edgekit.machine.gpu_rates import OTHER_RATES, speed_of
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "src" / "edgekit" / "machine" / "device_data"
@@ -62,53 +63,6 @@ CAPABILITIES = tuple(
 )
 
 
-class Rate(NamedTuple):
-    """The arithmetic speed of a generation of GPUs."""
-
-    fp32: int  # operations per core and clock; a multiply-add counts as two
-    fp16: float  # times FP32, in the vector units
-    matrix: int = (
-        0  # times FP32, in FP16 with FP32 accumulation, without sparsity; 0: no matrix units
-    )
-
-
-# Makers' architecture white papers. GeForce cards since Turing accumulate in FP32 at half of the professional rate.
-NVIDIA_RATES = {
-    "maxwell": Rate(2, 1),
-    "pascal": Rate(2, 1 / 64),
-    "gp100": Rate(2, 2),
-    "volta": Rate(2, 2, 8),
-    "turing": Rate(2, 2, 8),
-    "turing-geforce": Rate(2, 2, 4),
-    "turing-no-tensor": Rate(2, 2),  # GTX 16, T-series: no tensor cores
-    "ga100": Rate(2, 4, 16),
-    "ampere": Rate(2, 1, 4),
-    "ampere-geforce": Rate(2, 1, 2),
-    "ada": Rate(2, 1, 4),
-    "ada-geforce": Rate(2, 1, 2),
-    "blackwell": Rate(2, 1, 4),
-    "blackwell-geforce": Rate(2, 1, 2),
-}
-# These names are also the column `architecture`.
-OTHER_RATES = {
-    "gcn": Rate(2, 1),
-    "vega": Rate(2, 2),
-    "rdna1": Rate(2, 2),
-    "rdna2": Rate(2, 2),
-    "rdna3": Rate(4, 2, 2),  # dual issue
-    "rdna3.5": Rate(4, 2, 2),
-    "rdna4": Rate(4, 2, 4),
-    "cdna1": Rate(2, 2, 8),
-    "cdna2": Rate(2, 2, 8),
-    "cdna3": Rate(4, 1, 8),  # packed FP32
-    "cdna4": Rate(4, 1, 16),
-    "xe-lp": Rate(2, 2),
-    "xe-hpc": Rate(2, 2, 16),
-    "alchemist": Rate(2, 2, 8),
-    "battlemage": Rate(2, 2, 8),
-}
-
-
 def main(collection: Path) -> None:
     text = collected(json.loads(collection.read_text(encoding="utf-8")))
     (DATA / "collected.tsv").write_text(text, encoding="utf-8")
@@ -143,17 +97,20 @@ def _cores() -> dict[str, tuple[str, str, str]]:
 
 def rates(generation: str, cores: str, mhz: str) -> dict[str, str]:
     """The columns of the arithmetic speed, in TFLOPS: 10,496 Ampere cores at 1,695 MHz are an RTX 3090's 35.6."""
-    rate = (NVIDIA_RATES | OTHER_RATES)[generation]
-    fp32_tflops = int(cores) * int(mhz) * rate.fp32 / 10**6
+    speed = speed_of(generation, int(cores), int(mhz))
+    if speed is None:
+        raise ValueError(f"gpu_cores.tsv: {generation}, {cores} cores, {mhz} MHz")
+    fp32, fp16, matrix = speed
     return {
         "architecture": generation if generation in OTHER_RATES else "",
-        "fp32_tflops": _three_digits(fp32_tflops),
-        "fp16_tflops": "" if rate.fp16 == 1 else _three_digits(fp32_tflops * rate.fp16),
-        "matrix_tflops": _three_digits(fp32_tflops * rate.matrix) if rate.matrix else "",
+        "fp32_tflops": _three_digits(fp32),
+        "fp16_tflops": "" if fp16 == fp32 else _three_digits(fp16),
+        "matrix_tflops": _three_digits(matrix) if matrix else "",
     }
 
 
-def _three_digits(tflops: float) -> str:
+def _three_digits(flops: float) -> str:
+    tflops = flops / 10**12
     return f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
 
 

@@ -20,6 +20,7 @@ from edgekit.machine.devices import (
     with_known_rates,
     working_set_because,
 )
+from edgekit.machine.gpu_rates import amd_architecture, speed_of
 from edgekit.machine.surroundings import (
     Findings,
     Surroundings,
@@ -166,7 +167,7 @@ def _amd_device(surroundings: Surroundings, card: DrmCard, name: str) -> Device 
         basis=Basis.EXACT if partitions == 1 else Basis.MODELLED,
         because="amdgpu mem_info_vram_total and _used",
     )
-    return with_known_rates(device, total_bytes)
+    return _with_amd_rates(surroundings.root, card, with_known_rates(device, total_bytes))
 
 
 def _amd_integrated(
@@ -204,7 +205,31 @@ def _amd_integrated(
         bandwidth_bytes_per_s=known_bandwidth(name, surroundings.host.total_bytes),
         because="shares the RAM (amdgpu mem_info_gtt_total)",
     )
-    return with_known_rates(device, surroundings.host.total_bytes)
+    device = with_known_rates(device, surroundings.host.total_bytes)
+    return _with_amd_rates(surroundings.root, card, device)
+
+
+_CORES_PER_CU = 64
+
+
+def _with_amd_rates(root: Path, card: DrmCard, device: Device) -> Device:
+    """The device with what amdkfd reports about its arithmetic speed, if it is not in the table.
+
+    https://github.com/torvalds/linux/blob/master/drivers/gpu/drm/amd/amdkfd/kfd_topology.c: node_show
+    """
+    if device.fp32_flops is not None or not card.render:
+        return device
+    for file in sorted((root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")):
+        properties = {key: number_in(value) or 0 for key, value in pairs_of(file, " ").items()}
+        if f"renderD{properties.get('drm_render_minor')}" != card.render:
+            continue
+        architecture = amd_architecture(properties.get("gfx_target_version", 0))
+        units = properties.get("simd_count", 0) // max(properties.get("simd_per_cu", 0), 1)
+        mhz = properties.get("max_engine_clk_fcompute", 0)
+        speed = speed_of(architecture, units * _CORES_PER_CU, mhz)
+        rates = {} if speed is None else speed._asdict()
+        return replace(device, architecture=device.architecture or architecture, **rates)
+    return device
 
 
 # -- Intel ---------------------------------------------------------------------------------------

@@ -78,6 +78,46 @@ def test_find_amd_strix_halo(tmp_path: Path) -> None:
     )
 
 
+KFD = "/sys/class/kfd/kfd/topology/nodes"
+
+
+def unknown_card(properties: str) -> dict[str, Any]:
+    """A card that is not in the table, and amdkfd's properties of it."""
+    tree = without(radeon(product_name="AMD Radeon RX 1\n"), "card0")
+    (node,) = {path for path in tree["files"] if path.startswith(f"{AMD_CARD}/drm/renderD")}
+    tree["files"][f"{KFD}/0/properties"] = "cpu_cores_count 16\ndrm_render_minor 0\n"
+    minor = node.split("/renderD")[1].split("/")[0]
+    tree["files"][f"{KFD}/1/properties"] = f"drm_render_minor {minor}\n{properties}"
+    return tree
+
+
+def test_arithmetic_speed_of_an_amd_card_not_in_the_table(tmp_path: Path) -> None:
+    """192 SIMDs, two for each of 96 compute units of 64 cores, at 2,500 MHz: an RX 7900 XTX under another name."""
+    properties = (
+        "simd_count 192\nsimd_per_cu 2\ngfx_target_version 110000\nmax_engine_clk_fcompute 2500\n"
+    )
+    (device,) = find_amd(machine(tmp_path, unknown_card(properties))).devices
+    assert (device.architecture, device.fp32_flops) == ("rdna3", 96 * 64 * 4 * 2500 * 10**6)
+
+
+@pytest.mark.parametrize(
+    ("properties", "architecture"),
+    [
+        ("gfx_target_version 120001\n", "rdna4"),
+        ("gfx_target_version 120001\nsimd_count 9999999999\nsimd_per_cu 0\n", "rdna4"),
+        ("gfx_target_version 990000\nsimd_count 64\nsimd_per_cu 2\n", ""),
+        ("gfx_target_version many\n", ""),
+        ("\0\n \n\n", ""),
+    ],
+)
+def test_arithmetic_speed_from_implausible_amd_properties_is_unknown(
+    tmp_path: Path, properties: str, architecture: str
+) -> None:
+    tree = unknown_card(f"{properties}max_engine_clk_fcompute 2500\n")
+    (device,) = find_amd(machine(tmp_path, tree)).devices
+    assert (device.architecture, device.fp32_flops) == (architecture, None)
+
+
 def test_amd_carve_out_larger_than_gtt_is_own_memory(tmp_path: Path) -> None:
     """96 GiB set in the BIOS are no longer the host's: two memories, not one."""
     tree = recorded("synthetic_strix_halo")

@@ -87,6 +87,30 @@ def test_bandwidth_of_a_card_not_in_the_table(tmp_path: Path) -> None:
     assert device.bandwidth_bytes_per_s == 6016 // 8 * 3201 * 10**6 * 2 == 4_814_304_000_000
 
 
+def test_arithmetic_speed_of_a_card_not_in_the_table(tmp_path: Path) -> None:
+    """132 x 128 cores at 1,980 MHz: the H200's own numbers under another name."""
+    recording = answers("h200_nvml")
+    recording["nvmlDeviceGetName"]["gpu0"] = "NVIDIA H9999"
+    recording["nvmlDeviceGetNumGpuCores"] = {"gpu0": 132 * 128}
+    recording["nvmlDeviceGetMaxClockInfo"]["gpu0,1"] = 1980
+    (device,) = find(tmp_path, recording).devices
+    fp32_flops = 132 * 128 * 2 * 1980 * 10**6
+    assert device.fp32_flops == fp32_flops == 66_908_160_000_000
+    assert (device.fp16_flops, device.matrix_flops) == (2 * fp32_flops, 16 * fp32_flops)
+
+
+@pytest.mark.parametrize("cores", [0, -1, 10**9, {"error": 3}, "many", None])
+def test_arithmetic_speed_from_implausible_core_counts_is_unknown(
+    tmp_path: Path, cores: object
+) -> None:
+    recording = answers("h200_nvml")
+    recording["nvmlDeviceGetName"]["gpu0"] = "NVIDIA H9999"
+    recording["nvmlDeviceGetNumGpuCores"] = {"gpu0": cores}
+    recording["nvmlDeviceGetMaxClockInfo"]["gpu0,1"] = 1980
+    (device,) = find(tmp_path, recording).devices
+    assert (device.fp32_flops, device.matrix_flops) == (None, None)
+
+
 def test_find_nvidia_two_cards(tmp_path: Path) -> None:
     """A program that both draws and computes on the 3090 is listed once; another one is unreadable."""
     first, second = find(tmp_path, answers(TWO), CUDA_DEVICE_ORDER="PCI_BUS_ID").devices
