@@ -41,7 +41,9 @@ FIXED = 1e-3  # of a logarithm: does not move
 SMALL_STEP = 0.003
 NUDGE = 1e-4
 INSIDE = 0.8  # of the points are to lie within the interval
-FEW = 12  # points: with fewer, the spread of a kind of machine is that of a wider kind
+FEW = 5  # points of a machine: with fewer, its own spread is not known
+# If the RAM's speed is assumed: see _ASSUMED_BYTES_PER_S in engines/speed.py.
+ASSUMED_SPREAD = {"decode": 2.0, "prompt": 3.0}
 END_TO_END_PROMPT = 50  # tokens, if unknown
 
 BACKENDS = ("cpu", "cuda", "hip", "metal", "mlx", "sycl", "vulkan", "vllm", "vllm_eager")
@@ -72,7 +74,10 @@ STARTS: dict[str, Start] = {
     "attention": Start(0.15, 0.4),
     "expert_tokens": Start(16.0, 0.5),
     "prompt_layer_us": Start(60.0, 0.4),
-    "market.workstation": Start(1.0, 0.3),
+    "market_prompt.workstation": Start(1.0, 0.3),
+    "market_prompt.ultra": Start(1.0, 0.1),
+    "market_weights.workstation": Start(1.0, 0.05),
+    "market_weights.ultra": Start(1.0, 0.1),
     "format": Start(1.0, 0.001),
     "prompt_format": Start(1.0, 0.001),
 }  # fmt: skip
@@ -81,6 +86,16 @@ KNOWN: dict[str, Start] = {
     "weights.cpu": Start(0.9, 0.2),
     "prompt.cpu": Start(50.0, 0.3),  # GFLOP/s of a core
     "attend.cpu": Start(4.0, 0.3),
+    # Integers that a core multiplies per cycle, with each set of instructions / with AVX2.
+    "prompt.neon": Start(0.35, 0.2),
+    "prompt.dotprod": Start(0.5, 0.2),
+    "prompt.i8mm": Start(0.9, 0.2),
+    "prompt.sve": Start(0.9, 0.2),
+    "prompt.avx": Start(0.5, 0.2),
+    "prompt.avx_vnni": Start(1.2, 0.2),
+    "prompt.avx512": Start(1.3, 0.2),
+    "prompt.avx512_vnni": Start(1.8, 0.2),
+    "prompt.amx": Start(4.0, 0.3),
     "attention.metal": Start(0.3, 0.3),
     "attention.mlx": Start(0.3, 0.3),
     "attention.cpu": Start(50.0, 0.3),
@@ -132,7 +147,8 @@ def row_of(point: Point) -> Row | None:
         return None
     prompt = point.prompt_tokens or END_TO_END_PROMPT
     moment = Moment(point.filled, prompt_tokens=prompt, users=point.users)
-    return Row(point, run, places, moment, speed_kind(places))
+    kind = speed_kind(places, moment, {}, is_prompt=point.is_prompt)
+    return Row(point, run, places, moment, kind)
 
 
 def predicted(row: Row, values: Constants) -> float | None:
@@ -268,7 +284,7 @@ def load_points(path: Path) -> tuple[list[Row], dict[str, int]]:
         try:
             points = list(points_of(raw))
         except UnknownError as error:
-            left_out[str(error).split(":")[0]] += bool(raw.get("tg_tok_s")) + bool(raw.get("pp_tok_s"))
+            left_out[error.part] += bool(raw.get("tg_tok_s")) + bool(raw.get("pp_tok_s"))
             continue
         for point in points:
             row = row_of(point)
@@ -314,7 +330,7 @@ def report(rows: list[Row], errors: list[float]) -> None:
 
     for is_prompt, word in ((False, "decode"), (True, "prompt")):
         select(word, lambda row, p=is_prompt: row.point.is_prompt is p)
-        for kind in ("card", "cpu", "split"):
+        for kind in ("new_card", "cpu", "split", "users"):
             select(f"  {kind}", lambda row, p=is_prompt, k=kind: row.point.is_prompt is p and row.kind == k)
         for name in sorted({str(row.point.row["backend"]) for row in rows}):
             select(f"  {name}", lambda row, p=is_prompt, b=name: row.point.is_prompt is p and row.point.row["backend"] == b)
@@ -342,27 +358,61 @@ def main() -> None:
 
 def write(rows: list[Row], fitted: Fitted, errors: list[float]) -> None:
     """The constants, and the widths of the intervals, from the errors of left-out machines."""
-    values = {name: float(f"{value:.4g}") for name, value in fitted.values.items() if value != 1.0}
+    values = {name: float(f"{value:.4g}") for name, value in fitted.values.items()}
     values |= spreads(rows, errors)
-    OUT.write_text(json.dumps({"constants": dict(sorted(values.items()))}, indent=1) + "\n")
+    machines = {row.point.machine for row in rows}
+    facts = {
+        "about": "fitted by tools/fit_speed.py; docs/speed.md explains the formula",
+        "points": len(rows),
+        "machines": len(machines),
+        "constants": dict(sorted(values.items())),
+    }
+    OUT.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def spreads(rows: list[Row], errors: list[float]) -> dict[str, float]:
-    """How far four of five errors reach, as a factor: for all points, and relative to that for a kind of machine."""
-    found = {}
-    for is_prompt, word in ((False, "decode"), (True, "prompt")):
-        own = [(row.kind, abs(error)) for row, error in zip(rows, errors, strict=True) if row.point.is_prompt is is_prompt]
-        whole = _reach([size for _, size in own])
-        found[f"spread.{word}"] = round(math.exp(whole), 3)
-        for kind in sorted({kind for kind, _ in own}):
-            sizes = [size for name, size in own if name == kind]
-            if len(sizes) >= FEW:
-                found[f"spread.{word}.{kind}"] = round(math.exp(_reach(sizes) - whole), 3)
-    return found
+    """How far four of five errors reach, as a factor, for each kind of machine. Every machine has the same weight."""
+    like: dict[tuple[bool, str, str], set[str]] = defaultdict(set)
+    for row in rows:
+        like[_generation(row)].add(row.point.machine)
+    sizes: dict[tuple[bool, str], list[tuple[float, str]]] = defaultdict(list)
+    own: dict[tuple[bool, str], list[float]] = defaultdict(list)
+    for row, error in zip(rows, errors, strict=True):
+        kind = speed_kind(row.places, row.moment, {}, is_prompt=row.point.is_prompt)
+        if kind == "new_card" and len(like[_generation(row)]) > 1:
+            kind = "card"
+        sizes[row.point.is_prompt, kind].append((abs(error), row.point.machine))
+        own[row.point.is_prompt, row.point.machine + row.places[0].backend].append(error)
+    for (is_prompt, machine), found in own.items():
+        if len(found) >= FEW:  # what remains after one measurement of this machine
+            middle = sorted(found)[len(found) // 2]
+            sizes[is_prompt, "calibrated"] += [(abs(error - middle), machine) for error in found]
+    result = {}
+    for (is_prompt, kind), found in sorted(sizes.items()):
+        word = "prompt" if is_prompt else "decode"
+        result[f"spread.{word}.{kind}"] = round(math.exp(_reach(found)), 3)
+        print(f"{word} {kind}: {len(found)} points, width {math.exp(2 * _reach(found)):.2f}")
+    for word, width in ASSUMED_SPREAD.items():
+        result[f"spread.{word}.assumed"] = width
+    return result
 
 
-def _reach(sizes: list[float]) -> float:
-    return sorted(sizes)[int(len(sizes) * INSIDE)]
+def _generation(row: Row) -> tuple[bool, str, str]:
+    return row.point.is_prompt, row.places[0].backend, row.places[0].architecture
+
+
+def _reach(sizes: list[tuple[float, str]]) -> float:
+    """The size that four of five are below. A machine's points count as the square root of their number."""
+    count: dict[str, int] = defaultdict(int)
+    for _, machine in sizes:
+        count[machine] += 1
+    total = sum(number**0.5 for number in count.values())
+    passed = 0.0
+    for size, machine in sorted(sizes):
+        passed += count[machine] ** -0.5
+        if passed >= INSIDE * total:
+            return size
+    return sizes[-1][0]
 
 
 if __name__ == "__main__":

@@ -147,6 +147,14 @@ def architecture_of(card: Device) -> str:
 
 _WORKSTATION = re.compile(r"\b(?:A\d{1,4}0|L\d{1,2}S?|RTX (?:A\d{4}|\d000 Ada|PRO \d)|Quadro|PRO [WV]\d|W[5-7]\d00)\b")
 
+
+def _market(card: Device) -> str:
+    """What a card is made for, where it is slower than others of its generation: see `Place`."""
+    if card.vendor is Vendor.APPLE:
+        return "ultra" if "Ultra" in card.name else ""
+    return "workstation" if _WORKSTATION.search(card.name) else ""
+
+
 # Matrix units of one multiprocessor / its FP32 units. GeForce cards have half of it with FP32 sums, which llama.cpp does
 # not use: it sums in FP16, or multiplies integers.
 _MATRIX_SHARES = ((12, 0, 4), (10, 0, None), (9, 0, None), (8, 6, 4), (8, 0, None), (7, 0, 8))
@@ -238,7 +246,7 @@ class Place(NamedTuple):
     architecture: str
     bandwidth: float  # bytes per second
     text: str
-    market: str = ""  # "workstation": clocks and power are lower than a gaming card's
+    market: str = ""  # "workstation": clocks and power below a gaming card's; "ultra": two dies
     vector_flops: float | None = None
     matrix_flops: float | None = None
     assumed: bool = False
@@ -260,16 +268,19 @@ def modelled_speed(
     decode = 1 / decode_s(run, places, moment, values)
     prefill_s = prompt_token_s(run, places, moment, values)
     ratio = measured or MeasuredRatio()
-    kind = speed_kind(places) if measured is None else f"calibrated_{speed_kind(places)}"
+    decode_kind, prompt_kind = (
+        speed_kind(places, moment, values, is_prompt=is_prompt, calibrated=measured is not None)
+        for is_prompt in (False, True)
+    )
     because = _because(run, places, moment.filled_tokens)
     if measured is not None and measured.text:
         because += f"; {measured.text}"
     assumed = any(place.assumed and place.reads.is_read for place in places)
     return Speed(
-        decode=_interval(decode * ratio.decode, values.product("spread.decode", kind)),
+        decode=_interval(decode * ratio.decode, values[f"spread.decode.{decode_kind}"]),
         prefill=None
         if prefill_s is None
-        else _interval(ratio.prefill / prefill_s, values.product("spread.prompt", kind)),
+        else _interval(ratio.prefill / prefill_s, values[f"spread.prompt.{prompt_kind}"]),
         because=because,
         basis=Basis.ASSUMED if assumed else Basis.MODELLED,
     )
@@ -279,15 +290,30 @@ def _interval(typical: float, spread: float) -> tuple[float, float]:
     return typical / spread, typical * spread
 
 
-def speed_kind(places: tuple[Place, ...]) -> str:
-    """The kind of machine, which decides how wide the interval is."""
+def speed_kind(
+    places: tuple[Place, ...],
+    moment: Moment,
+    values: Mapping[str, float],
+    *,
+    is_prompt: bool,
+    calibrated: bool = False,
+) -> str:
+    """What decides how wide the interval is: the kind of machine, and whether a machine like it was measured."""
     read = [place for place in places if place.reads.is_read]
     if any(place.assumed for place in read):
         return "assumed"
+    if calibrated:
+        return "calibrated"
+    if moment.users > 1 and not is_prompt:
+        return "users"
     hosts = sum(place.is_host for place in read)
-    if not hosts:
-        return "card"
-    return "cpu" if hosts == len(read) else "split"
+    if hosts:
+        return "cpu" if hosts == len(read) else "split"
+    constant = "prompt" if is_prompt else "layer_us"
+    is_new = any(
+        f"{constant}.{place.backend}.{place.architecture}" not in values for place in read
+    )
+    return "new_card" if is_new else "card"
 
 
 def places_of(run: SequenceRun) -> tuple[Place, ...] | None:
@@ -322,7 +348,7 @@ def places_of(run: SequenceRun) -> tuple[Place, ...] | None:
             architecture=architecture_of(card),
             bandwidth=bandwidth,
             text=f"{card.name} at {bandwidth / GB:,.0f} GB/s",
-            market="workstation" if _WORKSTATION.search(card.name) else "",
+            market=_market(card),
             vector_flops=card.fp32_flops,
             matrix_flops=_matrix_flops(card),
             unified=card.unified,
@@ -334,6 +360,7 @@ def places_of(run: SequenceRun) -> tuple[Place, ...] | None:
 def _weights_rate(run: SequenceRun, place: Place, values: Constants) -> float:
     """Bytes of weights per second."""
     share = values.product("weights", place.backend, place.architecture)
+    share *= values.get(f"market_weights.{place.market}", 1.0)
     return place.bandwidth * share * values.product("format", run.weights, place.backend)
 
 
@@ -393,7 +420,7 @@ def prompt_rate(run: SequenceRun, place: Place, values: Constants) -> float | No
     if peak is None:
         return None
     share = values.product("prompt", place.backend, place.architecture)
-    share *= values.get(f"market.{place.market}", 1.0)
+    share *= values.get(f"market_prompt.{place.market}", 1.0)
     return peak * share * values.product("prompt_format", run.weights, place.backend)
 
 
