@@ -43,7 +43,7 @@ NUDGE = 1e-4
 INSIDE = 0.8  # of the points are to lie within the interval
 FEW = 5  # points of a machine: with fewer, its own spread is not known
 # If the RAM's speed is assumed: see _ASSUMED_BYTES_PER_S in engines/speed.py.
-ASSUMED_SPREAD = {"decode": 2.0, "prompt": 3.0}
+ASSUMED_SPREAD = {"decode": 2.2, "prompt": 3.5}
 END_TO_END_PROMPT = 50  # tokens, if unknown
 
 BACKENDS = ("cpu", "cuda", "hip", "metal", "mlx", "sycl", "vulkan", "vllm", "vllm_eager")
@@ -111,7 +111,14 @@ KNOWN: dict[str, Start] = {
 }
 # How far the factor of a narrower case may move.
 BACKEND_FREEDOM = 0.3
-ARCHITECTURE_FREEDOM = {"weights": 0.06, "cache": 0.15, "unpack_ops": 0.15, "layer_us": 0.25, "prompt": 0.35, "attention": 0.35}
+ARCHITECTURE_FREEDOM = {
+    "weights": 0.06,
+    "cache": 0.15,
+    "unpack_ops": 0.15,
+    "layer_us": 0.25,
+    "prompt": 0.35,
+    "attention": 0.35,
+}
 FORMAT_FREEDOM = {"format": 0.15, "prompt_format": 0.25}
 FORMAT_BACKEND_FREEDOM = {"format": 0.12, "prompt_format": 0.25}
 
@@ -290,7 +297,11 @@ def load_points(path: Path) -> tuple[list[Row], dict[str, int]]:
             row = row_of(point)
             if row is None:
                 left_out["unknown bandwidth"] += 1
-            elif point.is_prompt and predicted(row, Constants({name: one.value for name, one in STARTS.items()})) is None:
+            elif (
+                point.is_prompt
+                and predicted(row, Constants({name: one.value for name, one in STARTS.items()}))
+                is None
+            ):
                 left_out["unknown compute"] += 1
             else:
                 rows.append(row)
@@ -326,18 +337,30 @@ def summary(title: str, errors: Iterable[float]) -> str:
 
 def report(rows: list[Row], errors: list[float]) -> None:
     def select(title: str, choose) -> None:
-        print(summary(title, [error for row, error in zip(rows, errors, strict=True) if choose(row)]))
+        print(
+            summary(title, [error for row, error in zip(rows, errors, strict=True) if choose(row)])
+        )
 
     for is_prompt, word in ((False, "decode"), (True, "prompt")):
         select(word, lambda row, p=is_prompt: row.point.is_prompt is p)
         for kind in ("new_card", "cpu", "split", "users"):
-            select(f"  {kind}", lambda row, p=is_prompt, k=kind: row.point.is_prompt is p and row.kind == k)
+            select(
+                f"  {kind}",
+                lambda row, p=is_prompt, k=kind: row.point.is_prompt is p and row.kind == k,
+            )
         for name in sorted({str(row.point.row["backend"]) for row in rows}):
-            select(f"  {name}", lambda row, p=is_prompt, b=name: row.point.is_prompt is p and row.point.row["backend"] == b)
+            select(
+                f"  {name}",
+                lambda row, p=is_prompt, b=name: (
+                    row.point.is_prompt is p and row.point.row["backend"] == b
+                ),
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("points", type=Path, nargs="+")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()

@@ -72,7 +72,9 @@ def main() -> int:
     if arguments.plot is not None:
         from speed_plot import plot
 
-        points = [(one.point.measured, one.typical, one.group, one.point.is_prompt) for one in scored]
+        points = [
+            (one.point.measured, one.typical, one.group, one.point.is_prompt) for one in scored
+        ]
         arguments.plot.write_text(plot(points))
     return 0
 
@@ -104,7 +106,9 @@ def scored_point(point: Point) -> Scored | None:
     """The prediction for a point; None if EdgeKit gives no speed."""
 
     def speed_at(moment: Moment) -> Speed | None:
-        return engine_named(point.task.engine).speed(point.task, point.placement, point.bill, moment)
+        return engine_named(point.task.engine).speed(
+            point.task, point.placement, point.bill, moment
+        )
 
     prompt_tokens = point.prompt_tokens or END_TO_END_PROMPT_TOKENS
     speed = speed_at(Moment(point.filled, prompt_tokens=prompt_tokens, users=point.users))
@@ -153,20 +157,28 @@ def _kinds(group: list[Scored]) -> list[tuple[str, Choose]]:
     rows: list[tuple[str, Choose]] = [
         ("all on cards", lambda one: one.group == "card"),
         ("processor", lambda one: one.group == "processor"),
-        ("processor, bandwidth known", lambda one: one.group == "processor" and _has_bandwidth(one)),
+        (
+            "processor, bandwidth known",
+            lambda one: one.group == "processor" and _has_bandwidth(one),
+        ),
         ("layers or experts in RAM", lambda one: one.group == "split"),
         ("depth 0 to 512", lambda one: _depth(one) <= 512),
         ("depth up to 8K", lambda one: 512 < _depth(one) <= LONG_TOKENS),
         ("deeper", lambda one: _depth(one) > LONG_TOKENS),
         ("several users", lambda one: one.point.users > 1),
         ("several cards", lambda one: len(one.point.placement.cards) > 1),
-        ("experts", lambda one: any(layer.experts for layer in one.point.task.model.geometry.layers)),
+        (
+            "experts",
+            lambda one: any(layer.experts for layer in one.point.task.model.geometry.layers),
+        ),
     ]
     for vendor in sorted({_vendor(one) for one in group}):
         rows.append((vendor, lambda one, name=vendor: _vendor(one) == name))  # type: ignore[misc] # a default
     for key in ("engine", "backend"):
         for value in sorted({str(one.point.row.get(key)) for one in group}):
-            rows.append((f"{key} {value}", lambda one, k=key, v=value: str(one.point.row.get(k)) == v))  # type: ignore[misc] # defaults
+            rows.append(
+                (f"{key} {value}", lambda one, k=key, v=value: str(one.point.row.get(k)) == v)
+            )  # type: ignore[misc] # defaults
     return rows
 
 
@@ -212,14 +224,23 @@ def _has_bandwidth(one: Scored) -> bool:
 def _vendor(one: Scored) -> str:
     cards = one.point.placement.cards if one.group != "processor" else ()
     vendor = cards[0].vendor if cards else Vendor.OTHER
-    names = {Vendor.NVIDIA: "NVIDIA", Vendor.AMD: "AMD", Vendor.APPLE: "Apple", Vendor.INTEL: "Intel"}
+    names = {
+        Vendor.NVIDIA: "NVIDIA",
+        Vendor.AMD: "AMD",
+        Vendor.APPLE: "Apple",
+        Vendor.INTEL: "Intel",
+    }
     return names.get(vendor, "processors")
 
 
 def _reasons(unknown: Counter[str]) -> str:
     if not unknown:
         return ""
-    return " (" + ", ".join(f"{count} {reason} unknown" for reason, count in unknown.most_common()) + ")"
+    return (
+        " ("
+        + ", ".join(f"{count} {reason} unknown" for reason, count in unknown.most_common())
+        + ")"
+    )
 
 
 def _name(one: Scored) -> str:

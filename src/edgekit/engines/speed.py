@@ -108,6 +108,7 @@ def constants() -> Constants:
 # Assumed if a system does not tell how fast its RAM is: by its size in GiB. Small boards have one channel of LPDDR4,
 # desktops two of DDR4 or DDR5, servers eight and more.
 _ASSUMED_BYTES_PER_S = ((8, 25 * GB), (16, 45 * GB), (192, 70 * GB), (math.inf, 250 * GB))
+CORE_BYTES_PER_S = 26 * GB  # that one core can read
 _FEW_CORES = 24  # with more, it is the memory of a server
 UNKNOWN_CORES = 8
 
@@ -116,9 +117,10 @@ class HostSpeed(NamedTuple):
     """The CPU and its memory."""
 
     bandwidth: float  # bytes per second
-    cores: float
+    cores: int
     text: str
-    assumed: bool
+    basis: Basis
+    guessed: bool = False  # only the amount of RAM is known
 
 
 def host_speed(machine: Machine) -> HostSpeed:
@@ -127,12 +129,31 @@ def host_speed(machine: Machine) -> HostSpeed:
     if host is not None and host.bandwidth_bytes_per_s is not None:
         because = f" ({host.bandwidth_because})" if host.bandwidth_because else ""
         text = f"{host.bandwidth_bytes_per_s / GB:,.0f} GB/s{because}"
-        return HostSpeed(host.bandwidth_bytes_per_s, cores, text, assumed=False)
+        bandwidth = min(host.bandwidth_bytes_per_s, cores * CORE_BYTES_PER_S)
+        return HostSpeed(
+            bandwidth, cores, text, max(host.bandwidth_basis, Basis.MODELLED, key=_doubt)
+        )
     total_gib = 64.0 if host is None else host.total_bytes / 2**30
     if cores > _FEW_CORES:
         total_gib = math.inf
     bandwidth = next(rate for most, rate in _ASSUMED_BYTES_PER_S if total_gib <= most)
-    return HostSpeed(bandwidth, cores, f"{bandwidth / GB:,.0f} GB/s (assumed)", assumed=True)
+    text = (
+        f'{bandwidth / GB:,.0f} GB/s (assumed: --ram "{_example(total_gib)}" says which RAM it is)'
+    )
+    return HostSpeed(
+        min(bandwidth, cores * CORE_BYTES_PER_S), cores, text, Basis.ASSUMED, guessed=True
+    )
+
+
+_DOUBTS = (Basis.EXACT, Basis.MODELLED, Basis.ASSUMED)
+
+
+def _doubt(basis: Basis) -> int:
+    return _DOUBTS.index(basis)
+
+
+def _example(total_gib: float) -> str:
+    return "64G DDR5-6000" if math.isinf(total_gib) else f"{total_gib:.0f}G DDR5-6000"
 
 
 def architecture_of(card: Device) -> str:
@@ -145,7 +166,9 @@ def architecture_of(card: Device) -> str:
     return card.architecture
 
 
-_WORKSTATION = re.compile(r"\b(?:A\d{1,4}0|L\d{1,2}S?|RTX (?:A\d{4}|\d000 Ada|PRO \d)|Quadro|PRO [WV]\d|W[5-7]\d00)\b")
+_WORKSTATION = re.compile(
+    r"\b(?:A\d{1,4}0|L\d{1,2}S?|RTX (?:A\d{4}|\d000 Ada|PRO \d)|Quadro|PRO [WV]\d|W[5-7]\d00)\b"
+)
 
 
 def _market(card: Device) -> str:
@@ -235,7 +258,9 @@ class SequenceRun:
     tensor_ranks: int = 1
     pipeline_stages: int = 1  # run one after another; the bill is for the fullest, the slowest one
     is_divided: bool = False  # every layer is on all cards, which work at the same time
-    notes_single_request: bool = False  # several may run: the explanation says that the speed is of one
+    notes_single_request: bool = (
+        False  # several may run: the explanation says that the speed is of one
+    )
 
 
 class Place(NamedTuple):
@@ -249,7 +274,8 @@ class Place(NamedTuple):
     market: str = ""  # "workstation": clocks and power below a gaming card's; "ultra": two dies
     vector_flops: float | None = None
     matrix_flops: float | None = None
-    assumed: bool = False
+    assumed: bool = False  # its bandwidth
+    guessed: bool = False
     unified: bool = False
 
     @property
@@ -300,7 +326,7 @@ def speed_kind(
 ) -> str:
     """What decides how wide the interval is: the kind of machine, and whether a machine like it was measured."""
     read = [place for place in places if place.reads.is_read]
-    if any(place.assumed for place in read):
+    if any(place.guessed for place in read):
         return "assumed"
     if calibrated:
         return "calibrated"
@@ -310,9 +336,7 @@ def speed_kind(
     if hosts:
         return "cpu" if hosts == len(read) else "split"
     constant = "prompt" if is_prompt else "layer_us"
-    is_new = any(
-        f"{constant}.{place.backend}.{place.architecture}" not in values for place in read
-    )
+    is_new = any(f"{constant}.{place.backend}.{place.architecture}" not in values for place in read)
     return "new_card" if is_new else "card"
 
 
@@ -330,13 +354,19 @@ def places_of(run: SequenceRun) -> tuple[Place, ...] | None:
                 bandwidth=host.bandwidth,
                 text=f"RAM at {host.text}",
                 vector_flops=host.cores * GB,
-                assumed=host.assumed,
+                assumed=host.basis is Basis.ASSUMED,
+                guessed=host.guessed,
             )
             places.append(place)
             continue
         card = run.cards[reads.pool.index] if reads.pool.index < len(run.cards) else None
         bandwidth = None if card is None else card.bandwidth_bytes_per_s
-        if card is not None and bandwidth is None and card.unified and not host.assumed:
+        if (
+            card is not None
+            and bandwidth is None
+            and card.unified
+            and host.basis is not Basis.ASSUMED
+        ):
             bandwidth = int(host.bandwidth)
         if card is None or not bandwidth:
             if reads.is_read:
@@ -370,7 +400,11 @@ def _unpack_s(run: SequenceRun, place: Place, size_bytes: float, values: Constan
         return 0.0
     read_bytes = sum(pool.weights_bytes for pool in run.reads.pools) or 1.0
     elements = size_bytes / read_bytes * run.reads.weights.parameters / run.tensor_ranks
-    return elements * values.product("unpack_ops", place.backend, place.architecture) / place.vector_flops
+    return (
+        elements
+        * values.product("unpack_ops", place.backend, place.architecture)
+        / place.vector_flops
+    )
 
 
 def decode_s(
@@ -392,8 +426,12 @@ def decode_s(
         time_s += _unpack_s(run, place, dense + experts, values)
         time_s += users * _attend_s(run, place, moment.filled_tokens, values)
         if users > 1:
-            time_s += (users - 1) * reads.weights_bytes / rate * values.product("users", place.backend)
-        time_s += reads.layers * values.product("layer_us", place.backend, place.architecture) * MICRO
+            time_s += (
+                (users - 1) * reads.weights_bytes / rate * values.product("users", place.backend)
+            )
+        time_s += (
+            reads.layers * values.product("layer_us", place.backend, place.architecture) * MICRO
+        )
         if run.is_divided and not place.is_host:
             at_once = max(at_once, time_s)
         else:
@@ -443,7 +481,9 @@ def prompt_token_s(
         reads = place.reads
         # Weights on the host are sent to a card, which is faster with a large batch.
         is_sent = bool(on_cards) and place.is_host and batch >= LEAST_SENT_TOKENS
-        worker, rate = (on_cards[0], rates[places.index(on_cards[0])]) if is_sent else (place, own_rate)
+        worker, rate = (
+            (on_cards[0], rates[places.index(on_cards[0])]) if is_sent else (place, own_rate)
+        )
         flops = 2.0 * weights.parameters * reads.held_bytes / held_bytes
         read_bytes = reads.weights_bytes or 1.0
         experts_share = reads.experts_bytes / read_bytes

@@ -35,9 +35,8 @@ LEAST_READ_BYTES = 256 * MIB
 # A calibration is void if the memory bandwidth has changed by more than this share.
 BANDWIDTH_OFF = 0.1
 
-def speed(
-    task: Task, placement: Placement, bill: MemoryEstimate, moment: Moment
-) -> Speed | None:
+
+def speed(task: Task, placement: Placement, bill: MemoryEstimate, moment: Moment) -> Speed | None:
     measured = measured_ratio(
         replace(task.machine, devices=placement.cards), LlamaCppSetup.of(placement.setup)
     )

@@ -18,9 +18,7 @@ from edgekit.machine.types import Machine
 from edgekit.model.types import Model
 
 
-def speed(
-    task: Task, placement: Placement, bill: MemoryEstimate, moment: Moment
-) -> Speed | None:
+def speed(task: Task, placement: Placement, bill: MemoryEstimate, moment: Moment) -> Speed | None:
     """The expected speed on the Mac's GPU."""
     return modelled_speed(run_of(task, placement, bill), moment)
 

@@ -21,9 +21,7 @@ BATCH_TOKENS = 2048  # of a prompt; more on the largest cards
 EAGER = "vllm_eager"  # without CUDA graphs
 
 
-def speed(
-    task: Task, placement: Placement, bill: MemoryEstimate, moment: Moment
-) -> Speed | None:
+def speed(task: Task, placement: Placement, bill: MemoryEstimate, moment: Moment) -> Speed | None:
     """The expected speed; all ranks are as fast as the slowest GPU."""
     return modelled_speed(run_of(task, placement, bill), moment)
 
