@@ -24,13 +24,13 @@ from edgekit.report.check import (
     embeds,
     headline,
     notes_on_screen,
+    offload_words,
     result_figures,
-    speed_json,
-    speed_row,
     use_json,
 )
 from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
+from edgekit.report.speed import speed_json, speed_row, wait_rows, waits_json
 from edgekit.report.text import (
     PLAIN,
     Screen,
@@ -84,6 +84,7 @@ def plan_text(
         ("Run", lambda screen: _command_lines(commands, machine.system, screen.width)),
         ("Also", also),
     ]
+    speed_rows = [*filter(None, [result.fastest, offload_words(result, plan.on_gpu_tokens_per_s)])]
     if why:
         name = bill_of(plan).engine_title
         details = [f"{task.nodes} nodes of {machine.name}" if task.nodes > 1 else machine.name]
@@ -108,6 +109,7 @@ def plan_text(
         sections = [
             ("", lambda screen: bar_lines(memories(result), screen)),
             *run,
+            ("Speed", speed_rows),
             ("Note", [*notes, *notes_on_screen(result.estimate), *assumed_of(machine, result)]),
             changes_section(result, plan.to_fit or plan.changes, more),
             ("More", [MORE]),
@@ -136,6 +138,10 @@ def _decision_lines(plan: Plan, width: int) -> Iterator[str]:
     if plan.fits:
         speed = speed_row(plan.speed, embeds=embeds(plan.result), is_slow=plan.is_slow)
         yield from _named_lines("speed", speed, column, width)
+        for row in filter(
+            None, (*wait_rows(plan.result), offload_words(plan.result, plan.on_gpu_tokens_per_s))
+        ):
+            yield from _named_lines("", row, column, width)
 
 
 def _named_lines(name: str, text: str, column: int, width: int) -> Iterator[str]:
@@ -234,6 +240,7 @@ def plan_fields(plan: Plan) -> Json:
         "decisions": [decision_json(decision) for decision in plan.decisions],
         "drafter": drafter,
         "speed": plan_speed(plan),
+        **waits_json(result),
         "reasons": list(result.reasons),
         "to_fit": [change_json(change) for change in plan.to_fit],
         "changes": [change_json(change) for change in plan.changes],
@@ -247,8 +254,13 @@ def decision_json(decision: Decision) -> Json:
 
 
 def plan_speed(plan: Plan) -> Json | None:
-    """The speed, with `steady`, the number by which plans are compared."""
+    """The speed, with `steady`, by which plans are compared, and `on_gpu`, if all of it fitted there."""
     speed, steady = plan.speed, plan.steady_tokens_per_s
     if speed is None:
         return None
-    return {**speed_json(speed), "steady": None if steady is None else round(steady, 2)}
+    on_gpu = plan.on_gpu_tokens_per_s
+    return {
+        **speed_json(speed),
+        "steady": None if steady is None else round(steady, 2),
+        "on_gpu": None if on_gpu is None else round(on_gpu, 2),
+    }
