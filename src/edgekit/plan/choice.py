@@ -52,8 +52,7 @@ MOST_ACCURACY = 660  # Q6_K, MLX 6-bit: the measured gain from more bits is with
 UNUSUAL = ("Q2", "IQ2", "Q3", "IQ3", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 ROUND_TOKENS = 4096  # longer contexts are rounded down to a multiple of this
 ALWAYS_IN_RAM_BYTES = 3 * GIB  # token embeddings and buffers of the largest models
-# ASSUMED: fewer bits (from 8 down to 4) and a smaller cache make a model that is where it is computed at most this much
-# faster.
+# ASSUMED: the settings that are tried after one that fits are at most this much faster.
 MOST_GAIN_FROM_SETTINGS = 3.0
 NOTABLY_FASTER = 1.05  # a smaller difference is not mentioned
 # Steps of SPEC A4's list. Steps 1 and 2 have the usual weights on the devices and a long context, with the default
@@ -299,9 +298,7 @@ class _Search:
         self.attempts.append(replace(attempt, slow_tokens_per_s=slow))
         if slow is None or self._min_speed is None:
             return candidate
-        self._is_hopeless = (
-            fitting.placement.whole and slow * MOST_GAIN_FROM_SETTINGS < self._min_speed
-        )
+        self._is_hopeless = slow * MOST_GAIN_FROM_SETTINGS < self._min_speed
         return None
 
     def _too_slow(self, candidate: Candidate) -> float | None:

@@ -204,6 +204,7 @@ def plan_fields(plan: Plan) -> Json:
     """The fields that a plan and a suggestion share; only the sums of the estimate."""
     result, task = plan.result, plan.task
     tightest, drafter = use_json(result.tightest), None
+    on_gpu = plan.on_gpu_tokens_per_s
     if plan.drafter is not None:  # a draft model that would also fit, but is not in the estimate
         words = engine_named(task.engine).draft_words(result, plan.drafter)
         drafter = {
@@ -240,6 +241,7 @@ def plan_fields(plan: Plan) -> Json:
         "decisions": [decision_json(decision) for decision in plan.decisions],
         "drafter": drafter,
         "speed": plan_speed(plan),
+        "on_gpu_tokens_per_s": None if on_gpu is None else round(on_gpu, 2),
         **waits_json(result),
         "reasons": list(result.reasons),
         "to_fit": [change_json(change) for change in plan.to_fit],
@@ -254,13 +256,8 @@ def decision_json(decision: Decision) -> Json:
 
 
 def plan_speed(plan: Plan) -> Json | None:
-    """The speed, with `steady`, by which plans are compared, and `on_gpu`, if all of it fitted there."""
+    """The speed, with `steady`, the number by which plans are compared."""
     speed, steady = plan.speed, plan.steady_tokens_per_s
     if speed is None:
         return None
-    on_gpu = plan.on_gpu_tokens_per_s
-    return {
-        **speed_json(speed),
-        "steady": None if steady is None else round(steady, 2),
-        "on_gpu": None if on_gpu is None else round(on_gpu, 2),
-    }
+    return {**speed_json(speed), "steady": None if steady is None else round(steady, 2)}
