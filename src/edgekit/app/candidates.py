@@ -118,6 +118,13 @@ class Candidates:
         fastest = self.fastest_tokens_per_s(entry)
         return fastest is not None and fastest < wanted
 
+    def has_unknown_speed(self, entry: Entry) -> bool:
+        """Whether a speed was requested, and that of the machine is unknown, so that no plan would have one."""
+        if self._request.min_speed is None or ModelPurpose.EMBEDDING in entry.kinds:
+            return False
+        is_known = bool(self.weights_bytes(entry) and entry.parameters)
+        return is_known and self.fastest_tokens_per_s(entry) is None
+
     def fastest_tokens_per_s(self, entry: Entry) -> float | None:
         """An upper bound of its speed: the machine reads nothing but its smallest weights. None if unknown."""
         size, parameters = self.weights_bytes(entry), entry.parameters or 0

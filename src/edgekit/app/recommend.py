@@ -333,6 +333,8 @@ class _Search:
             return "with too short a context"
         if self._candidates.is_too_large(entry):
             return TOO_LARGE
+        if self._candidates.has_unknown_speed(entry):
+            return UNKNOWN_SPEED
         if self._candidates.is_too_slow(entry):
             return slower_than(self._request.min_speed or 0.0)
         return ""

@@ -378,6 +378,9 @@ class _Search:
             passed_over[TOO_LARGE] += len(large)
             left_out = {entry.id for entry in large}
             entries = [entry for entry in entries if entry.id not in left_out]
+            unknown = {entry.id for entry in entries if self._candidates.has_unknown_speed(entry)}
+            passed_over[UNKNOWN_SPEED] += len(unknown)
+            entries = [entry for entry in entries if entry.id not in unknown]
             slow = {entry.id for entry in entries if self._candidates.is_too_slow(entry)}
             if slow and self._request.min_speed is not None:
                 passed_over[slower_than(self._request.min_speed)] += len(slow)

@@ -157,11 +157,15 @@ def cards_headline(recommendation: Recommendation) -> str:
             f"Nothing for {task} on {machine} reaches {wanted} tokens/s; "
             f"fastest: {fastest.entry.id}, {about_rate(rate)}"
         )
-    if recommendation.nearest is None:
+    nearest = recommendation.nearest
+    if nearest is not None and nearest.plan.fits and request.min_speed is not None:
+        wanted = min_speed_words(request.min_speed)
+        return printable(
+            f"No model for {task} on {machine} is known to reach {wanted} tokens/s: speeds are unknown"
+        )
+    if nearest is None:
         return printable(f"No known model for {task} runs with {request.engine} on {machine}")
-    return printable(
-        f"Nothing fits for {task} on {machine}; nearest: {recommendation.nearest.entry.id}"
-    )
+    return printable(f"Nothing fits for {task} on {machine}; nearest: {nearest.entry.id}")
 
 
 def machine_words(machine: Machine) -> str:

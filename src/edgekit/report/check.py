@@ -32,6 +32,7 @@ from edgekit.report.speed import (
     interval_words,
     shortfall_words,
     speed_json,
+    speed_notes,
     speed_row,
     wait_rows,
     waits_json,
@@ -364,7 +365,7 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
         engine = bill.engine_title
         details = [placement if machine in placement else f"{machine}, {placement}"]
         speed = [] if result.speed is None else [speed_row(result.speed, embeds=embeds(result))]
-        speed += wait_rows(result)
+        speed += [*speed_notes(result), *wait_rows(result)]
         later_rows = engine_named(result.engine).later_rows(result) if result.can_load else ()
         sections: list[Section] = [
             (None, [bill.asked]),
@@ -383,7 +384,7 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
         sections = [
             ("", lambda screen: bar_lines(memories(result), screen)),
             *run,
-            ("Speed", [result.fastest] if result.fastest else []),
+            ("Speed", speed_notes(result)),
             (
                 "Note",
                 [*bill.notes, *notes_on_screen(bill.estimate), *assumed_of(result.machine, result)],

@@ -30,7 +30,7 @@ from edgekit.report.check import (
 )
 from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
-from edgekit.report.speed import speed_json, speed_row, wait_rows, waits_json
+from edgekit.report.speed import speed_json, speed_notes, speed_row, wait_rows, waits_json
 from edgekit.report.text import (
     PLAIN,
     Screen,
@@ -84,7 +84,8 @@ def plan_text(
         ("Run", lambda screen: _command_lines(commands, machine.system, screen.width)),
         ("Also", also),
     ]
-    speed_rows = [*filter(None, [result.fastest, offload_words(result, plan.on_gpu_tokens_per_s)])]
+    offloaded = offload_words(result, plan.on_gpu_tokens_per_s)
+    speed_rows = [*speed_notes(result), *([offloaded] if offloaded else [])]
     if why:
         name = bill_of(plan).engine_title
         details = [f"{task.nodes} nodes of {machine.name}" if task.nodes > 1 else machine.name]
@@ -138,9 +139,9 @@ def _decision_lines(plan: Plan, width: int) -> Iterator[str]:
     if plan.fits:
         speed = speed_row(plan.speed, embeds=embeds(plan.result), is_slow=plan.is_slow)
         yield from _named_lines("speed", speed, column, width)
-        for row in filter(
-            None, (*wait_rows(plan.result), offload_words(plan.result, plan.on_gpu_tokens_per_s))
-        ):
+        offloaded = offload_words(plan.result, plan.on_gpu_tokens_per_s)
+        rows = [*speed_notes(plan.result), *wait_rows(plan.result), offloaded]
+        for row in filter(None, rows):
             yield from _named_lines("", row, column, width)
 
 

@@ -35,6 +35,16 @@ def shortfall_words(result: Verdict) -> str:
     return words
 
 
+def speed_notes(result: Verdict) -> list[str]:
+    """What a requested speed adds: the fastest setting if none is as fast, or that the speed is unknown."""
+    if result.fastest:
+        return [result.fastest]
+    if result.can_load and result.min_speed is not None and result.typical_speed is None:
+        wanted = min_speed_words(result.min_speed)
+        return [f"not known, so it may be slower than the {wanted} tokens/s you asked for"]
+    return []
+
+
 def speed_row(speed: Speed | None, *, embeds: bool = False, is_slow: bool = False) -> str:
     """Decoding and prompt speed, and their basis."""
     if speed is None:
@@ -50,9 +60,7 @@ def speed_row(speed: Speed | None, *, embeds: bool = False, is_slow: bool = Fals
 
 
 def wait_rows(result: Verdict) -> Iterator[str]:
-    """The time until the first token of an answer, and the time to load the weights; what is fastest."""
-    if result.fastest:
-        yield result.fastest
+    """The time until the first token of an answer, and the time to load the weights."""
     if result.can_load and result.first_token is not None:
         yield first_token_words(result.first_token)
     if result.can_load and result.load_time is not None:

@@ -157,6 +157,14 @@ def test_speed_out_of_reach_names_the_fastest(capsys: pytest.CaptureFixture[str]
     assert answer["fastest"]["plan"]["is_fast_enough"] is False
 
 
+def test_min_speed_leaves_out_models_of_unknown_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_recommend(capsys, "--vram", "24G", "--min-speed", "20")
+    assert code == 3
+    words = " ".join(out.split())
+    assert "is known to reach 20 tokens/s: speeds are unknown" in words
+    assert " of unknown speed" in words
+
+
 # --- errors
 
 

@@ -21,6 +21,7 @@ from edgekit.report.speed import (
     load_words,
     rate_words,
     shortfall_words,
+    speed_notes,
     speed_row,
     wait_rows,
     waits_json,
@@ -143,6 +144,17 @@ def test_headline_says_that_it_is_slower_than_requested() -> None:
     # both are 'about 38'
     assert shortfall_words(verdict(min_speed=38.2)) == "slower than the 38.2 tokens/s you asked for (37.76)"  # fmt: skip
     assert "slower than the 50 tokens/s" in check_table([check_from_lines(speed=SPEED, min_speed=50.0)])  # fmt: skip
+
+
+def test_speed_notes_name_the_fastest_or_say_that_the_speed_is_unknown() -> None:
+    assert speed_notes(verdict(min_speed=20.0)) == []
+    assert speed_notes(verdict(speed=None)) == []
+    unknown = verdict(min_speed=20.0, speed=None)
+    words = "not known, so it may be slower than the 20 tokens/s you asked for"
+    assert speed_notes(unknown) == [words]
+    assert words in check_text(check_from_lines(min_speed=20.0))
+    fastest = "the fastest setting that was tried: IQ4_XS"
+    assert speed_notes(verdict(min_speed=90.0, fastest=fastest)) == [fastest]
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ const figure = (x) => (x < 9.95 ? x.toFixed(1) : grouped.format(Number(x.toPreci
 
 /** 38.2 -> "about 38 tokens/s": a typical value. */
 export function rate(typical, about = "about ") {
+  if (typical < 0.05) return "less than 0.1 tokens/s";
   return `${about}${figure(typical)} tokens/s`;
 }
 
