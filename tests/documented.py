@@ -13,4 +13,4 @@ def documented(*answers: str) -> set[str]:
     """The names in backquotes in the rows of these answers."""
     assert set(answers) <= {answer for answer, _, _ in ROWS}
     text = "\n".join(f"{names} {meaning}" for answer, names, meaning in ROWS if answer in answers)
-    return set(re.findall(r"`([a-z_]+)`", text))
+    return set(re.findall(r"`([a-z_]+(?:\d+_[a-z_]+)?)`", text))

@@ -5,6 +5,10 @@ Usage: python tools/device_table.py [COLLECTION]
 COLLECTION is a JSON list of {name, kind, memory_gb, bandwidth_gb_s, release_date, source}; the default is devices.json
 in EDGEKIT_TRUTH. Takes graphics cards with at least 4 GB, from 2016 on, under the name that their driver gives them.
 kept.tsv has corrections and further devices, and wins.
+
+Arithmetic speed: gpu_cores.tsv has the shader cores and boost clock of each card (Intel's graphics clock for Alchemist,
+the middle of NVIDIA's range for laptops); machine/gpu_rates.py has the operations per core and clock of each
+generation. kept.tsv has the figures of data sheets, or the same product.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgekit.machine.devices import COLUMNS, Words, words_of
+from edgekit.machine.gpu_rates import OTHER_RATES, speed_of
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "src" / "edgekit" / "machine" / "device_data"
@@ -75,10 +80,38 @@ def collected(entries: list[dict[str, Any]]) -> str:
         if key not in rows or float(row["bandwidth_gb_s"]) < float(rows[key]["bandwidth_gb_s"]):
             rows[key] = row
     sized = {name for name, _ in rows}
+    cores = _cores()
     for row in rows.values():
         row["name"] = _sized(row["name"], sized)
+        row.update(rates(*cores[row["name"].format(row["size_gb"])]))
     lines = ["\t".join(row.get(column, "") for column in COLUMNS) for row in rows.values()]
     return "\n".join(("\t".join(COLUMNS), *sorted(lines))) + "\n"
+
+
+def _cores() -> dict[str, tuple[str, str, str]]:
+    """(generation, cores, MHz) by name."""
+    lines = (Path(__file__).parent / "gpu_cores.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    rows = (line.split("\t") for line in lines)
+    return {name: (generation, cores, mhz) for name, generation, cores, mhz in rows}
+
+
+def rates(generation: str, cores: str, mhz: str) -> dict[str, str]:
+    """The columns of the arithmetic speed, in TFLOPS: 10,496 Ampere cores at 1,695 MHz are an RTX 3090's 35.6."""
+    speed = speed_of(generation, int(cores), int(mhz))
+    if speed is None:
+        raise ValueError(f"gpu_cores.tsv: {generation}, {cores} cores, {mhz} MHz")
+    fp32, fp16, matrix = speed
+    return {
+        "architecture": generation if generation in OTHER_RATES else "",
+        "fp32_tflops": _three_digits(fp32),
+        "fp16_tflops": "" if fp16 == fp32 else _three_digits(fp16),
+        "matrix_tflops": _three_digits(matrix) if matrix else "",
+    }
+
+
+def _three_digits(flops: float) -> str:
+    tflops = flops / 10**12
+    return f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
 
 
 def _sized(name: str, names: set[str]) -> str:

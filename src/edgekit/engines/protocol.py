@@ -298,13 +298,10 @@ class Engine:
         _task: Task,
         _placement: Placement,
         _bill: MemoryEstimate,
-        _filled: tuple[int, int] | None = None,
+        _moment: Moment,
         /,
     ) -> Speed | None:
-        """The speed of one sequence; None if unknown.
-
-        `filled`: the fewest and the most tokens in the context; by default it goes from empty to full.
-        """
+        """The speed of one sequence; None if unknown."""
         return None
 
     @rule("speed")

@@ -1,52 +1,61 @@
-"""A bill on a machine -> expected tokens per second, as a range. Always modelled, however exact the bill is.
+"""A bill on a machine -> expected tokens per second: a typical value, and an interval that holds in four of five cases.
 
-A decoded token reads every active weight and the cache once, so its time is bytes over bandwidth, plus a fixed time per
-layer. A prompt token costs operations instead. Engines differ in a `SequenceRun`: engines/X/speed.py makes it.
+A decoded token reads every weight that it uses and the cache once, so its time is bytes over bandwidth, plus unpacking
+quantised weights, plus a fixed time per layer and per token. A prompt costs operations instead, and reads the weights
+once per micro-batch. Engines differ in a `SequenceRun`: engines/X/speed.py makes it.
 
-The shares and rates in the tables are fitted to measurements, so that nearly all of them lie between the slow and the
-fast end: see docs/speed.md.
+The constants are fitted to measurements by tools/fit_speed.py and stored in speed.json: see docs/speed.md. Always
+modelled, however exact the bill is.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from pkgutil import get_data  # importlib.resources takes 5 ms to import
+from typing import Any, NamedTuple
 
 from edgekit.bill.types import Component, Load, PricedLoad, Speed, Task
 from edgekit.engines import engine_named
 from edgekit.engines.token_reads import PoolReads, TokenReads
-from edgekit.formats.records import Record, load_records, read_fields
 from edgekit.machine.types import Device, Machine, PoolKind, Vendor
 from edgekit.model.types import LatentAttention, Model, ModelGeometry, Span, attention_of
 from edgekit.units import Basis, format_bytes
 
-Range = tuple[float, float]  # from slow to fast
-
 GB = 10**9
 MICRO = 1e-6
-USUAL_FILL_TOKENS = 4096  # in the context at the slow end: a long conversation
+USUAL_FILL_TOKENS = 1024  # in the context: a short conversation
+USUAL_PROMPT_TOKENS = 1000
 DEFAULT_BATCH_TOKENS = 512  # of a prompt, computed together
+DEFAULT_LOGICAL_BATCH = 2048  # given to the cards at once
+LEAST_SENT_TOKENS = 32  # ggml-cuda.cu: a smaller batch is computed where its weights are
+
+
+class Moment(NamedTuple):
+    """What the engine does when its speed is measured."""
+
+    filled_tokens: int = 0  # already in the context
+    prompt_tokens: int = USUAL_PROMPT_TOKENS
+    users: int = 1  # who get answers at the same time
 
 
 def expected_speed(
-    task: Task, priced: PricedLoad, fill_tokens: int = USUAL_FILL_TOKENS
+    task: Task, priced: PricedLoad, moment: Moment = Moment(USUAL_FILL_TOKENS)
 ) -> Speed | None:
-    """The speed of a priced load: with an empty context at the fast end, with `fill_tokens` at the slow end.
-
-    None if a device's bandwidth is unknown, or if only the model's name is known.
-    """
+    """The speed of a priced load. None if a device's bandwidth is unknown, or if only the model's name is known."""
     bill, tokens = priced.estimate, priced.context_tokens
     weights = [line for line in bill.lines if line.component is Component.WEIGHTS]
     is_rough = any(line.basis is Basis.ASSUMED for line in weights)
     if is_rough and task.bill is not None:
         return None
     sized = replace(task, load=replace(task.load, context_tokens=tokens))
-    filled = (0, min(tokens, fill_tokens))
-    speed = engine_named(task.engine).speed(sized, priced.placement, bill, filled)
+    at = moment._replace(filled_tokens=min(tokens, moment.filled_tokens))
+    speed = engine_named(task.engine).speed(sized, priced.placement, bill, at)
     if speed is not None and is_rough:
         speed = replace(speed, basis=Basis.ASSUMED)
     if speed is None or task.nodes == 1:
@@ -56,152 +65,141 @@ def expected_speed(
 
 
 def steady_throughput(task: Task, priced: PricedLoad) -> float | None:
-    """Expected tokens per second as one number: the geometric mean of the range, with an empty context.
+    """The typical tokens per second with an empty context.
 
     The context does not count, because more memory means a more accurate cache, which is slower to read.
     """
-    speed = expected_speed(task, priced, 0)
+    speed = expected_speed(task, priced, Moment())
     return None if speed is None else speed.typical
 
 
-# -- how fast memories are read --------------------------------------------------------------
+# -- constants -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """How fast kernels read weights for one token.
+class Constants(Mapping[str, float]):
+    """Fitted constants by name: "weights.cuda", and "weights.cuda.sm_89" that it is multiplied by on such cards."""
 
-    Kernels reach `near_share` of a memory's bandwidth up to `knee_gb_per_s`, and `far_share` of the rest.
-    """
+    def __init__(self, values: Mapping[str, float]) -> None:
+        self._values = values
 
-    near_share: Range
-    far_share: Range  # of the bandwidth above the knee
-    knee_gb_per_s: float
-    cache_share: float  # of the slow rate: attention reads a cache less efficiently than weights
-    layer_us: Range  # added per layer: launches, norms, small kernels
-    token_us: Range  # added per token: sampling, the loop around it
+    def __getitem__(self, name: str) -> float:
+        return self._values[name]
 
-    def rates(self, bandwidth_bytes_per_s: float) -> Range:
-        """Bytes per second from a memory of this bandwidth."""
-        near = min(bandwidth_bytes_per_s, self.knee_gb_per_s * GB)
-        far = bandwidth_bytes_per_s - near
-        slow = near * self.near_share[0] + far * self.far_share[0]
-        fast = near * self.near_share[1] + far * self.far_share[1]
-        return slow, fast
+    def __iter__(self) -> Any:
+        return iter(self._values)
 
+    def __len__(self) -> int:
+        return len(self._values)
 
-@cache
-def _throughput() -> tuple[Record, ...]:
-    return load_records("edgekit.engines", "throughput.json")
+    def product(self, name: str, *keys: str) -> float:
+        """The constant times its factors for ever narrower cases. A case without a factor of its own has 1."""
+        value, name = self._values[name], name
+        for key in keys:
+            name = f"{name}.{key}"
+            value *= self._values.get(name, 1.0)
+        return value
 
 
 @cache
-def reading(name: str) -> Reading:
-    """The record of that name in throughput.json."""
-    records = (record for record in _throughput() if record.get("reading") == name)
-    record = next(records, {})
-    facts = {key: value for key, value in record.items() if key not in {"reading", "note"}}
-    return read_fields(Reading, facts, {}, where=f"throughput.json, {name}")
+def constants() -> Constants:
+    return Constants(json.loads(get_data("edgekit.engines", "speed.json") or b"")["constants"])
 
 
-def flops_per_byte(device: Device, engine: str) -> Range | None:
-    """Operations per byte of the device's bandwidth in a prompt; None: unknown. `engine`: a key of throughput.json."""
-    generation: tuple[int, ...] = ()
-    if device.vendor is Vendor.NVIDIA:
-        if device.capability is None:
-            return None
-        generation = device.capability
-    elif device.vendor is Vendor.APPLE:
-        chip = re.search(r"\bM(\d{1,2})\b", device.name)
-        generation = (int(chip[1]) if chip else 0,)
-    rates = [  # from the oldest generation to the device's own
-        record[engine]
-        for record in _throughput()
-        if record.get("vendor") == device.vendor.value
-        and engine in record
-        and tuple(record["since"]) <= generation
-    ]
-    return (rates[-1][0], rates[-1][1]) if rates else None
+# -- processors and cards --------------------------------------------------------------------
 
 
-CPU_READING = reading("cpu")
-METAL_READING = reading("metal")
-CROSSING_S: Range = (250 * MICRO, 15 * MICRO)  # from one device to another
-REDUCING_S: Range = (60 * MICRO, 8 * MICRO)  # for ranks to add up their results, twice per layer
-
-# Quantised weights that one core multiplies: 4.8 to 6.4 GB/s on two cores of a Xeon, 12 GB/s on four of a 13900K.
-CORE_BYTES_PER_S: Range = (2.2 * GB, 16 * GB)
-# Operations of one core in a prompt: 39 to 123 GFLOP/s on the same processors.
-CORE_FLOPS: Range = (20 * GB, 250 * GB)
-UNKNOWN_CORES: Range = (4, 32)
-FEW_CORES = 24  # up to here, assume the memory of a desktop or a laptop
-# One channel of DDR4-2400 is 19 GB/s, two of DDR5-6400 are 102; a server has four of DDR4 to twelve of DDR5.
-DESKTOP_BYTES_PER_S: Range = (19 * GB, 105 * GB)
-SERVER_BYTES_PER_S: Range = (75 * GB, 600 * GB)
-# Weights on the host are sent to the device for every micro-batch of a prompt: PCIe 3 with 4 lanes to PCIe 5 with 16.
-LINK_BYTES_PER_S: Range = (3 * GB, 50 * GB)
-# The fixed time of a layer for a micro-batch, as a multiple of that for one token.
-PROMPT_KERNELS: Range = (10.0, 2.0)
-# Share of the usual speed with experts: few tokens of a micro-batch use the same expert.
-EXPERTS_SHARE: Range = (0.25, 1.0)
+# Assumed if a system does not tell how fast its RAM is: by its size in GiB. Small boards have one channel of LPDDR4,
+# desktops two of DDR4 or DDR5, servers eight and more.
+_ASSUMED_BYTES_PER_S = ((8, 25 * GB), (16, 45 * GB), (192, 70 * GB), (math.inf, 250 * GB))
+_FEW_CORES = 24  # with more, it is the memory of a server
+UNKNOWN_CORES = 8
 
 
 class HostSpeed(NamedTuple):
-    """The speeds of the CPU and its memory."""
+    """The CPU and its memory."""
 
-    bandwidth: Range  # bytes per second
-    cores: Range
+    bandwidth: float  # bytes per second
+    cores: float
     text: str
     assumed: bool
 
-    def rates(self) -> Range:
-        """Bytes of weights per second, limited by the memory and by the cores."""
-        return (
-            min(CPU_READING.rates(self.bandwidth[0])[0], self.cores[0] * CORE_BYTES_PER_S[0]),
-            min(CPU_READING.rates(self.bandwidth[1])[1], self.cores[1] * CORE_BYTES_PER_S[1]),
-        )
-
-    def flops(self) -> Range:
-        """Operations per second."""
-        return self.cores[0] * CORE_FLOPS[0], self.cores[1] * CORE_FLOPS[1]
-
 
 def host_speed(machine: Machine) -> HostSpeed:
-    """The machine's CPU and RAM. If the bandwidth is unknown, it is assumed from the number of cores."""
-    bandwidth = None if machine.host is None else machine.host.bandwidth_bytes_per_s
-    cores: Range = UNKNOWN_CORES if not machine.cores else (machine.cores, machine.cores)
-    if machine.host is not None and bandwidth is not None:
-        because = machine.host.bandwidth_because
-        text = f"{bandwidth / GB:,.0f} GB/s"
-        return HostSpeed(
-            bandwidth=(bandwidth, bandwidth),
-            cores=cores,
-            text=f"{text} ({because})" if because else text,
-            assumed=False,
-        )
-    is_server = cores[0] > FEW_CORES
-    slow, fast = SERVER_BYTES_PER_S if is_server else DESKTOP_BYTES_PER_S
-    kind = "servers" if is_server else "desktops"
-    text = f"{slow / GB:,.0f} to {fast / GB:,.0f} GB/s (assumed, typical of {kind})"
-    return HostSpeed(bandwidth=(slow, fast), cores=cores, text=text, assumed=True)
+    """The machine's CPU and RAM. An unknown bandwidth is assumed from the amount of RAM and the number of cores."""
+    host, cores = machine.host, machine.cores or UNKNOWN_CORES
+    if host is not None and host.bandwidth_bytes_per_s is not None:
+        because = f" ({host.bandwidth_because})" if host.bandwidth_because else ""
+        text = f"{host.bandwidth_bytes_per_s / GB:,.0f} GB/s{because}"
+        return HostSpeed(host.bandwidth_bytes_per_s, cores, text, assumed=False)
+    total_gib = 64.0 if host is None else host.total_bytes / 2**30
+    if cores > _FEW_CORES:
+        total_gib = math.inf
+    bandwidth = next(rate for most, rate in _ASSUMED_BYTES_PER_S if total_gib <= most)
+    return HostSpeed(bandwidth, cores, f"{bandwidth / GB:,.0f} GB/s (assumed)", assumed=True)
+
+
+def architecture_of(card: Device) -> str:
+    """The generation of a card, as in the names of constants: "sm_89", "rdna3", "m2"."""
+    if card.capability is not None:
+        return f"sm_{card.capability[0]}{card.capability[1]}"
+    if card.vendor is Vendor.APPLE:
+        chip = re.search(r"\bM(\d{1,2})\b", card.name)
+        return f"m{chip[1]}" if chip else ""
+    return card.architecture
+
+
+# Matrix units of one multiprocessor / its FP32 units. GeForce cards have half of it with FP32 sums, which llama.cpp does
+# not use: it sums in FP16, or multiplies integers.
+_MATRIX_SHARES = ((12, 0, 4), (10, 0, None), (9, 0, None), (8, 6, 4), (8, 0, None), (7, 0, 8))
+
+
+def _matrix_flops(card: Device) -> float | None:
+    """Operations per second of the units that multiply matrices, or else of FP16."""
+    known = card.matrix_flops or card.fp16_flops
+    if card.capability is None or card.fp32_flops is None:
+        return known
+    share = next((row[2] for row in _MATRIX_SHARES if card.capability >= row[:2]), None)
+    return known if share is None else max(known or 0.0, share * card.fp32_flops)
+
+
+def instructions_of(machine: Machine) -> str:
+    """The widest instructions that the CPU has for quantised weights, as in the names of constants."""
+    known = machine.instructions
+    for name in ("amx", "avx512_vnni", "avx512", "avx_vnni", "avx2", "sve", "i8mm", "dotprod"):
+        if name in known:
+            return name
+    if machine.arm:
+        return "neon" if known else "dotprod"
+    return "avx" if known else "avx2"
+
+
+_FORMATS = (  # of GGUF's types, by how their names begin
+    ("Q8", "q8"), ("MXFP", "fp4"), ("NVFP", "fp4"), ("IQ", "iq"), ("TQ", "iq"),
+    ("F32", "f16"), ("F16", "f16"), ("BF16", "bf16"),
+)  # fmt: skip
+
+
+def weights_format(model: Model) -> str:
+    """How most weights of a GGUF are packed, as in the names of constants: "k" is Q2_K to Q6_K, "q4" Q4_0 to Q5_1."""
+    sizes: Counter[str] = Counter()
+    for tensor in model.header.tensors or ():
+        sizes[tensor.type.name] += tensor.size_bytes
+    name = max(sizes, key=sizes.__getitem__, default="F16").upper()
+    if name.endswith("_K"):
+        return "k"
+    return next((kind for start, kind in _FORMATS if name.startswith(start)), "q4")
 
 
 # -- measurements ----------------------------------------------------------------------------
 
 
 class MeasuredRatio(NamedTuple):
-    """Measured speed / modelled speed of an engine on this machine, both at the middle of their ranges."""
+    """Measured speed / expected speed of an engine on this machine."""
 
     decode: float = 1.0
     prefill: float = 1.0
-    spread: float = 0.15  # the error that remains for other models and lengths
     text: str = ""  # what was measured, and when
-
-
-def middle(tokens_per_s: Range) -> float:
-    """The harmonic mean of the two speeds."""
-    slow, fast = tokens_per_s
-    return 2 / (1 / slow + 1 / fast)
+    is_cpu: bool = False
 
 
 # -- the formula -----------------------------------------------------------------------------
@@ -215,7 +213,8 @@ def largest_cards(cards: tuple[Device, ...], count: int) -> tuple[Device, ...]:
     return tuple(cards[index] for index in sorted(largest))
 
 
-class SequenceRun(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRun:
     """One sequence as an engine runs it on a machine: everything that the speed depends on."""
 
     model: Model
@@ -223,87 +222,87 @@ class SequenceRun(NamedTuple):
     reads: TokenReads
     machine: Machine
     cards: tuple[Device, ...]  # in the order of the bill's pools
-    reading: Reading  # of a card
-    flops_per_byte: Callable[[Device], Range | None]  # with a prompt; None: unknown device
+    backend: str  # of the cards, as in the names of constants: "cuda", "mlx", "vllm"
+    weights: str  # how they are packed: "k", "q8", "f16"
     tensor_ranks: int = 1
     pipeline_stages: int = 1  # run one after another; the bill is for the fullest, the slowest one
-    # Several may run: the explanation says that the speed is of one.
-    notes_single_request: bool = False
+    is_divided: bool = False  # every layer is on all cards, which work at the same time
+    notes_single_request: bool = False  # several may run: the explanation says that the speed is of one
 
 
-def modelled_speed(
-    run: SequenceRun,
-    filled: tuple[int, int] | None = None,
-    measured: MeasuredRatio | None = None,
-) -> Speed | None:
-    """The speed with the most tokens of `filled` in the context at the slow end, with the fewest at the fast end.
-
-    By default from a full to an empty context. None if a device of unknown bandwidth is read.
-    """
-    places = _places(run)
-    if places is None:
-        return None
-    least, most = filled or (0, run.reads.context_tokens)
-    longer_s, shorter_s = _decode_s(run, places, most), _decode_s(run, places, least)
-    prefill_s = _prefill_s(run, places, most)
-    decode_scale, prefill_scale = None, None
-    if measured is not None:
-        decode_scale = (measured.decode, measured.spread)
-        prefill_scale = (measured.prefill, measured.spread)
-    is_assumed = any(place.assumed and place.reads.is_read for place in places)
-    because = _because(run, places, most)
-    return Speed(
-        decode=_speeds(longer_s, shorter_s, decode_scale),
-        prefill=None if prefill_s is None else _speeds(prefill_s, prefill_s, prefill_scale),
-        because=f"{because}; {measured.text}" if measured and measured.text else because,
-        basis=Basis.ASSUMED if is_assumed else Basis.MODELLED,
-    )
-
-
-def _speeds(longer_s: Range, shorter_s: Range, scale: tuple[float, float] | None) -> Range:
-    """Tokens per second, from the seconds per token with a long and with a short context.
-
-    `scale`: a measured ratio and its spread, for a narrower range around the measured middle.
-    """
-    if scale is None:
-        return 1 / longer_s[0], 1 / shorter_s[1]
-    ratio, spread = scale
-    slow = ratio * middle((1 / longer_s[0], 1 / longer_s[1]))
-    fast = ratio * middle((1 / shorter_s[0], 1 / shorter_s[1]))
-    return slow * (1 - spread), fast * (1 + spread)
-
-
-class _Place(NamedTuple):
-    """A pool, and how fast the machine reads and computes there."""
+class Place(NamedTuple):
+    """A pool, and the device that reads and computes there."""
 
     reads: PoolReads
-    rates: Range  # bytes per second
-    flops: Range | None
-    reading: Reading
+    backend: str
+    architecture: str
+    bandwidth: float  # bytes per second
     text: str
+    vector_flops: float | None = None
+    matrix_flops: float | None = None
     assumed: bool = False
     unified: bool = False
 
-    def read_s(self, filled_tokens: int) -> Range:
-        """Seconds to read the weights, states and filled cache of one token, slow and fast."""
-        weights = self.reads.weights_bytes + self.reads.state_bytes
-        cache = self.reads.cache_bytes(filled_tokens)
-        slow, fast = self.rates
-        return (weights + cache / self.reading.cache_share) / slow, (weights + cache) / fast
+    @property
+    def is_host(self) -> bool:
+        return self.reads.pool.kind is PoolKind.HOST
 
 
-def _places(run: SequenceRun) -> tuple[_Place, ...] | None:
-    """The pools that a token reads, with their speeds; None if the bandwidth of one of them is unknown."""
+def modelled_speed(
+    run: SequenceRun, moment: Moment, measured: MeasuredRatio | None = None
+) -> Speed | None:
+    """The speed; None if a device of unknown bandwidth is read."""
+    places = places_of(run)
+    if places is None:
+        return None
+    values = constants()
+    decode = 1 / decode_s(run, places, moment, values)
+    prefill_s = prompt_token_s(run, places, moment, values)
+    ratio = measured or MeasuredRatio()
+    kind = speed_kind(places) if measured is None else f"calibrated_{speed_kind(places)}"
+    because = _because(run, places, moment.filled_tokens)
+    if measured is not None and measured.text:
+        because += f"; {measured.text}"
+    assumed = any(place.assumed and place.reads.is_read for place in places)
+    return Speed(
+        decode=_interval(decode * ratio.decode, values.product("spread.decode", kind)),
+        prefill=None
+        if prefill_s is None
+        else _interval(ratio.prefill / prefill_s, values.product("spread.prompt", kind)),
+        because=because,
+        basis=Basis.ASSUMED if assumed else Basis.MODELLED,
+    )
+
+
+def _interval(typical: float, spread: float) -> tuple[float, float]:
+    return typical / spread, typical * spread
+
+
+def speed_kind(places: tuple[Place, ...]) -> str:
+    """The kind of machine, which decides how wide the interval is."""
+    read = [place for place in places if place.reads.is_read]
+    if any(place.assumed for place in read):
+        return "assumed"
+    hosts = sum(place.is_host for place in read)
+    if not hosts:
+        return "card"
+    return "cpu" if hosts == len(read) else "split"
+
+
+def places_of(run: SequenceRun) -> tuple[Place, ...] | None:
+    """The pools that a token reads, with their devices; None if the bandwidth of one of them is unknown."""
     host = host_speed(run.machine)
+    instructions = instructions_of(run.machine)
     places = []
     for reads in run.reads.pools:
         if reads.pool.kind is PoolKind.HOST:
-            place = _Place(
+            place = Place(
                 reads=reads,
-                rates=host.rates(),
-                flops=host.flops(),
-                reading=CPU_READING,
+                backend="cpu",
+                architecture=instructions,
+                bandwidth=host.bandwidth,
                 text=f"RAM at {host.text}",
+                vector_flops=host.cores * GB,
                 assumed=host.assumed,
             )
             places.append(place)
@@ -311,83 +310,149 @@ def _places(run: SequenceRun) -> tuple[_Place, ...] | None:
         card = run.cards[reads.pool.index] if reads.pool.index < len(run.cards) else None
         bandwidth = None if card is None else card.bandwidth_bytes_per_s
         if card is not None and bandwidth is None and card.unified and not host.assumed:
-            bandwidth = int(host.bandwidth[0])
+            bandwidth = int(host.bandwidth)
         if card is None or not bandwidth:
             if reads.is_read:
                 return None
             continue
-        flops = run.flops_per_byte(card)
-        place = _Place(
+        place = Place(
             reads=reads,
-            rates=run.reading.rates(bandwidth),
-            flops=None if flops is None else (flops[0] * bandwidth, flops[1] * bandwidth),
-            reading=run.reading,
+            backend=run.backend,
+            architecture=architecture_of(card),
+            bandwidth=bandwidth,
             text=f"{card.name} at {bandwidth / GB:,.0f} GB/s",
+            vector_flops=card.fp32_flops,
+            matrix_flops=_matrix_flops(card),
             unified=card.unified,
         )
         places.append(place)
     return tuple(places)
 
 
-def _decode_s(run: SequenceRun, places: tuple[_Place, ...], filled_tokens: int) -> Range:
-    """Seconds per token, slow and fast."""
-    stages = run.pipeline_stages
-    first = places[0].reading if places else CPU_READING
-    reductions = 2 * len(run.reads.weights.layers) if run.tensor_ranks > 1 else 0
-    ends = []
-    for end in (0, 1):
-        seconds = first.token_us[end] * MICRO + run.reads.crossings * CROSSING_S[end]
-        for place in places:
-            seconds += place.reads.layers * (place.reading.layer_us[end] * MICRO) * stages
-        seconds += reductions * REDUCING_S[end]
-        for place in places:
-            seconds += place.read_s(filled_tokens)[end] * stages
-        ends.append(seconds)
-    return ends[0], ends[1]
+def _weights_rate(run: SequenceRun, place: Place, values: Constants) -> float:
+    """Bytes of weights per second."""
+    share = values.product("weights", place.backend, place.architecture)
+    return place.bandwidth * share * values.product("format", run.weights, place.backend)
 
 
-def _prefill_s(run: SequenceRun, places: tuple[_Place, ...], prompt_tokens: int) -> Range | None:
-    """Seconds per prompt token: of a prompt of `prompt_tokens` at the slow end, of a short one at the fast end."""
-    weights = run.reads.weights
-    if not weights.parameters or any(place.flops is None for place in places):
+def _unpack_s(run: SequenceRun, place: Place, size_bytes: float, values: Constants) -> float:
+    """Seconds to unpack this many bytes of quantised weights."""
+    if run.weights in {"f16", "bf16"} or place.vector_flops is None:
+        return 0.0
+    read_bytes = sum(pool.weights_bytes for pool in run.reads.pools) or 1.0
+    elements = size_bytes / read_bytes * run.reads.weights.parameters / run.tensor_ranks
+    return elements * values.product("unpack_ops", place.backend, place.architecture) / place.vector_flops
+
+
+def decode_s(
+    run: SequenceRun, places: tuple[Place, ...], moment: Moment, values: Constants
+) -> float:
+    """Seconds per token of each user."""
+    stages, users = run.pipeline_stages, moment.users
+    first = places[0].backend if places else "cpu"
+    seconds = values.product("token_us", first) * MICRO
+    seconds += run.reads.crossings * values["crossing_us"] * MICRO
+    if run.tensor_ranks > 1 or run.is_divided:
+        seconds += 2 * len(run.reads.weights.layers) * values["reducing_us"] * MICRO
+    at_once, in_turn = 0.0, 0.0
+    for place in places:
+        reads, rate = place.reads, _weights_rate(run, place, values)
+        dense = reads.weights_bytes - reads.experts_bytes
+        experts = reads.experts_read_by(users) if users > 1 else reads.experts_bytes
+        time_s = (dense + experts / values.product("experts", place.backend)) / rate
+        time_s += _unpack_s(run, place, dense + experts, values)
+        time_s += users * _attend_s(run, place, moment.filled_tokens, values)
+        if users > 1:
+            time_s += (users - 1) * reads.weights_bytes / rate * values.product("users", place.backend)
+        time_s += reads.layers * values.product("layer_us", place.backend, place.architecture) * MICRO
+        if run.is_divided and not place.is_host:
+            at_once = max(at_once, time_s)
+        else:
+            in_turn += time_s
+    return seconds + (at_once + in_turn) * stages
+
+
+def _attend_s(run: SequenceRun, place: Place, tokens: int, values: Constants) -> float:
+    """Seconds for one token to read the states and the cache of `tokens` tokens, and to compute with them."""
+    reads = place.reads
+    cached = reads.cache_bytes(tokens)
+    rate = place.bandwidth * values.product("cache", place.backend, place.architecture)
+    seconds = (reads.state_bytes + cached) / rate
+    if cached and place.vector_flops is not None:
+        share = cached / sum(pool.cache_bytes(tokens) for pool in run.reads.pools)
+        flops = attention_flops(run.model.geometry, tokens) * share / run.tensor_ranks
+        seconds += flops / (place.vector_flops * values.product("attend", place.backend))
+    return seconds
+
+
+def prompt_rate(run: SequenceRun, place: Place, values: Constants) -> float | None:
+    """Operations per second with a large batch."""
+    peak = place.vector_flops if place.is_host else place.matrix_flops
+    if peak is None:
         return None
-    devices = [place for place in places if place.reads.pool.kind is not PoolKind.HOST]
-    batch = run.load.microbatch_tokens or DEFAULT_BATCH_TOKENS
+    share = values.product("prompt", place.backend, place.architecture)
+    return peak * share * values.product("prompt_format", run.weights, place.backend)
+
+
+def prompt_token_s(
+    run: SequenceRun, places: tuple[Place, ...], moment: Moment, values: Constants
+) -> float | None:
+    """Seconds per token of a prompt of `prompt_tokens` after `filled_tokens` others."""
+    weights = run.reads.weights
+    rates = [prompt_rate(run, place, values) for place in places]
+    if not weights.parameters or not places or None in rates:
+        return None
+    batch = max(1, min(run.load.microbatch_tokens or DEFAULT_BATCH_TOKENS, moment.prompt_tokens))
     held_bytes = sum(place.reads.held_bytes for place in places) or 1
     # On average a prompt token attends to half of the prompt.
-    attention = _attention_flops(run.model.geometry, prompt_tokens // 2)
-    ends = []
-    for end, flops in enumerate((2.0 * weights.parameters + attention, 2.0 * weights.parameters)):
-        experts_share = EXPERTS_SHARE[end] if weights.has_experts else 1.0
-        total = 0.0
-        for place in places:
-            layer_s = place.reading.layer_us[end] * MICRO
-            launches_s = place.reads.layers * layer_s * PROMPT_KERNELS[end]
-            # Weights on the host are sent to a device, which is faster with a whole micro-batch.
-            is_sent = bool(devices) and place.reads.pool.kind is PoolKind.HOST
-            computed_at = devices[0] if is_sent else place
-            rate = (computed_at.flops or (1, 1))[end]
-            seconds = flops * (place.reads.held_bytes / held_bytes) / rate
-            if is_sent:
-                link = computed_at.rates[end] if computed_at.unified else LINK_BYTES_PER_S[end]
-                seconds += place.reads.held_bytes / link / batch
-            total += launches_s / batch + seconds / experts_share
-        ends.append(total / run.tensor_ranks)
-    # At best the cards work on a prompt as a pipeline.
-    return ends[0], ends[1] / max(len(devices), 1)
+    attended = moment.filled_tokens + moment.prompt_tokens // 2
+    attention = attention_flops(run.model.geometry, attended)
+    on_cards = [place for place in places if not place.is_host]
+    total_s = 0.0
+    for place, own_rate in zip(places, rates, strict=True):
+        reads = place.reads
+        # Weights on the host are sent to a card, which is faster with a large batch.
+        is_sent = bool(on_cards) and place.is_host and batch >= LEAST_SENT_TOKENS
+        worker, rate = (on_cards[0], rates[places.index(on_cards[0])]) if is_sent else (place, own_rate)
+        flops = 2.0 * weights.parameters * reads.held_bytes / held_bytes
+        read_bytes = reads.weights_bytes or 1.0
+        experts_share = reads.experts_bytes / read_bytes
+        # Kernels work on blocks of tokens, and few tokens of a batch use the same expert.
+        per_expert = batch * reads.experts_bytes / (reads.held_experts_bytes or 1.0)
+        wasted = 1.0 + values.product("expert_tokens", worker.backend) / max(per_expert, 1e-6)
+        expert_s = flops * experts_share * wasted / rate  # type: ignore[operator] # no rate is None
+        seconds = flops * (1.0 - experts_share) / rate + expert_s  # type: ignore[operator] # as above
+        attention_rate = rate * values.product("attention", worker.backend, worker.architecture)  # type: ignore[operator] # as above
+        seconds += attention * reads.held_bytes / held_bytes / attention_rate
+        tile = values.product("prompt_tile", worker.backend)
+        cache_rate = worker.bandwidth * values.product("cache", worker.backend, worker.architecture)
+        seconds += reads.cache_bytes(attended) / tile / cache_rate
+        once_bytes = reads.held_bytes - reads.held_experts_bytes + reads.experts_read_by(batch)
+        once_s = once_bytes / _weights_rate(run, worker, values)
+        if is_sent and not worker.unified:
+            once_s += once_bytes / (values["link_gb_per_s"] * GB)
+        launches = reads.layers * values.product("prompt_layer_us", worker.backend) * MICRO
+        total_s += seconds + (once_s + launches) / batch
+    micro_batches = max(1.0, min(run.load.batch_tokens or DEFAULT_LOGICAL_BATCH, moment.prompt_tokens) / batch)
+    return total_s / run.tensor_ranks / _pipelined(len(on_cards), micro_batches)
 
 
-def _because(run: SequenceRun, places: tuple[_Place, ...], filled_tokens: int) -> str:
+def _pipelined(cards: int, micro_batches: float) -> float:
+    """How much faster cards are that work on the micro-batches of a batch in turn, like a pipeline."""
+    return max(1.0, cards * micro_batches / (micro_batches + cards - 1)) if cards > 1 else 1.0
+
+
+def _because(run: SequenceRun, places: tuple[Place, ...], filled_tokens: int) -> str:
     """What one token reads from each pool, in words."""
     parts = []
     for place in places:
         if not place.reads.is_read:
             continue
         weights = int(place.reads.weights_bytes + place.reads.state_bytes)
-        cache = int(place.reads.cache_bytes(filled_tokens))
+        cache_bytes = int(place.reads.cache_bytes(filled_tokens))
         and_cache = ""
-        if cache:
-            and_cache = f" and up to {format_bytes(cache)} of cache ({filled_tokens:,} tokens)"
+        if cache_bytes:
+            and_cache = f" and {format_bytes(cache_bytes)} of cache ({filled_tokens:,} tokens)"
         parts.append(f"{format_bytes(weights)} of weights{and_cache} from {place.text}")
     text = f"a token reads {'; '.join(parts)}"
     if run.tensor_ranks > 1:
@@ -395,7 +460,7 @@ def _because(run: SequenceRun, places: tuple[_Place, ...], filled_tokens: int) -
     return f"{text}; for a single request" if run.notes_single_request else text
 
 
-def _attention_flops(geometry: ModelGeometry, tokens: int) -> float:
+def attention_flops(geometry: ModelGeometry, tokens: int) -> float:
     """Operations of one token that attends to `tokens` others: scores and values of every head."""
     total = 0.0
     for layer in geometry.layers:
@@ -418,29 +483,35 @@ def speed_bound(
     held_bytes: int,
     machine: Machine,
     engine: str,
-    cards: tuple[tuple[Device, Reading], ...] = (),
+    cards: tuple[tuple[Device, str], ...] = (),
     *,
     ranks: int = 1,
 ) -> float | None:
     """Tokens per second that no model reading `read_bytes` per token is expected to exceed; None if unknown.
 
-    Only the time to read counts. That is safe, because the geometric mean of sums is never below the sum of geometric
-    means.
+    Only the time to read counts, with the format that is read fastest. `cards`: with the backend of each.
     """
+    values = constants()
+    formats = [name.split(".")[1] for name in values if name.startswith("format.")]
+
+    def rate(bandwidth: float, backend: str, architecture: str) -> float:
+        fastest = max(values.product("format", name, backend) for name in formats)
+        return bandwidth * values.product("weights", backend, architecture) * fastest
+
     max_scale = 1.0  # the largest measured ratio that a speed may be multiplied by
     if machine.measured is not None and not machine.what_if:
         for measured in machine.measured.engines:
             pace = measured.pace
             if measured.engine == engine and pace is not None and pace.expected_decode:
                 max_scale = max(max_scale, pace.decode_tokens_per_s / pace.expected_decode)
-    host = math.sqrt(math.prod(host_speed(machine).rates()))
+    host = rate(host_speed(machine).bandwidth, "cpu", instructions_of(machine))
     if not cards:
         return max_scale * host / read_bytes
     rates = []
-    for card, reading in cards:
+    for card, backend in cards:
         if card.bandwidth_bytes_per_s is None:
             return None
-        rates.append(math.sqrt(math.prod(reading.rates(card.bandwidth_bytes_per_s or 1))))
+        rates.append(rate(card.bandwidth_bytes_per_s, backend, architecture_of(card)))
     on_cards = min(1.0, sum(card.free_bytes for card, _ in cards) / max(held_bytes, 1))
     time_s = read_bytes * on_cards / (max(rates) * ranks)
     if not any(card.unified for card, _ in cards):

@@ -34,12 +34,6 @@ class LayerWeights(NamedTuple):
     experts: float
     used_share: float  # of the experts, by one token
 
-    @property
-    def read_share(self) -> float:
-        """The share of the layer that one token reads."""
-        size = self.plain + self.experts
-        return (self.plain + self.experts * self.used_share) / size if size else 1.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveWeights:
@@ -74,6 +68,8 @@ class PoolReads(NamedTuple):
     caches: tuple[CacheRead, ...]
     layers: int  # computed there, at least in part; the head counts as one
     held_bytes: int  # all weights in this pool, used or not
+    experts_bytes: float = 0.0  # of weights_bytes: routed experts
+    held_experts_bytes: float = 0.0  # of held_bytes: routed experts
 
     @property
     def is_read(self) -> bool:
@@ -81,6 +77,13 @@ class PoolReads(NamedTuple):
 
     def cache_bytes(self, filled_tokens: int) -> float:
         return sum(cache.filled_bytes(filled_tokens) for cache in self.caches)
+
+    def experts_read_by(self, tokens: int) -> float:
+        """Bytes of routed experts that at least one of these tokens uses, if each chooses at random."""
+        if not self.held_experts_bytes:
+            return 0.0
+        used_share = min(1.0, self.experts_bytes / self.held_experts_bytes)
+        return self.held_experts_bytes * (1.0 - (1.0 - used_share) ** tokens)
 
 
 class TokenReads(NamedTuple):
@@ -135,6 +138,8 @@ def token_reads(
             caches=tuple(caches[pool]),
             layers=len(weights.layers[pool]),
             held_bytes=weights.held_bytes[pool],
+            experts_bytes=weights.experts_read[pool],
+            held_experts_bytes=weights.held_experts[pool],
         )
         for pool in bill.pools
     )
@@ -148,6 +153,8 @@ class _WeightReads(NamedTuple):
     bytes_read: Mapping[Pool, float]
     layers: Mapping[Pool, set[int]]
     held_bytes: Mapping[Pool, int]
+    experts_read: Mapping[Pool, float]
+    held_experts: Mapping[Pool, float]
 
 
 def _weight_reads(
@@ -159,6 +166,8 @@ def _weight_reads(
     layers: dict[Pool, set[int]] = defaultdict(set)
     held_bytes: dict[Pool, int] = defaultdict(int)
     outside_bytes: dict[Pool, float] = defaultdict(float)
+    experts_read: dict[Pool, float] = defaultdict(float)
+    held_experts: dict[Pool, float] = defaultdict(float)
     kinds: dict[int, set[PoolKind]] = defaultdict(set)  # where each layer is
     for line in lines:
         if line.layer is not None:
@@ -172,13 +181,15 @@ def _weight_reads(
             continue
         layer = active.layers[line.layer]
         if len(kinds[line.layer]) == 1:
-            read = line.size_bytes * layer.read_share
+            experts = line.size_bytes * layer.experts / (layer.plain + layer.experts or 1.0)
         elif line.pool.kind is PoolKind.HOST:  # the host has only experts of a split layer
-            read = line.size_bytes * layer.used_share
+            experts = line.size_bytes
         else:
-            plain = min(layer.plain, line.size_bytes)
-            read = plain + (line.size_bytes - plain) * layer.used_share
-        bytes_read[line.pool] += read * model.geometry.loops
+            experts = max(0.0, line.size_bytes - layer.plain)
+        used = experts * layer.used_share
+        held_experts[line.pool] += experts
+        experts_read[line.pool] += used * model.geometry.loops
+        bytes_read[line.pool] += (line.size_bytes - experts + used) * model.geometry.loops
         layers[line.pool].add(line.layer)
     outside_read = outside(outside_bytes, active)
     for pool, size in outside_read.items():
@@ -186,7 +197,13 @@ def _weight_reads(
         held_bytes[pool] += int(size)
     if outside_read:  # the head comes after the last layer
         layers[max(outside_read, key=outside_read.__getitem__)].add(len(active.layers))
-    return _WeightReads(bytes_read=bytes_read, layers=layers, held_bytes=held_bytes)
+    return _WeightReads(
+        bytes_read=bytes_read,
+        layers=layers,
+        held_bytes=held_bytes,
+        experts_read=experts_read,
+        held_experts=held_experts,
+    )
 
 
 def _cache_reads(

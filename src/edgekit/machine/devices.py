@@ -23,7 +23,7 @@ SHOWN = 6  # names in one message
 FILES = ("kept.tsv", "collected.tsv")
 COLUMNS = (
     "name", "kind", "vendor", "size_gb", "memory_mib", "usable_mib", "bandwidth_gb_s", "capability",
-    "released", "usual", "also", "source",
+    "architecture", "fp32_tflops", "fp16_tflops", "matrix_tflops", "released", "usual", "also", "source",
 )  # fmt: skip
 APP_LIMITS_FILE = "app_limits.tsv"
 
@@ -67,6 +67,13 @@ class KnownDevice:
     basis: Basis  # of memory_bytes and usable_bytes
     bandwidth_bytes_per_s: int | None
     capability: tuple[int, int] | None  # CUDA compute capability, from Volta on
+    architecture: str  # of an AMD or Intel GPU: "rdna3", "cdna3", "battlemage"
+    # Operations per second at the boost clock; a multiply-add counts as two. None: unknown.
+    fp32_flops: float | None  # of the vector units
+    fp16_flops: float | None  # of the vector units; as FP32 where they are no faster or slower
+    matrix_flops: (
+        float | None
+    )  # FP16, dense, accumulated in FP32; None: no matrix units, or unknown
     released: str  # "2022-10", "2022"; empty: unknown
     usual: bool  # commonly bought or rented today
     also: tuple[str, ...]  # other names used by drivers and people
@@ -126,7 +133,7 @@ def device_like(name: str, *, memory_bytes: int | None = None) -> KnownDevice | 
     """The row for a device by its driver's name; None if there is none.
 
     `memory_bytes`, as the driver reports it, chooses between the sizes of one name. Without it, or if no size is near
-    it, the smallest is returned, with a bandwidth only if all sizes have the same.
+    it, the smallest is returned, with only those speeds that all sizes have in common.
     """
     by_name, by_other = _matches(words_of(name))
     matches = _by_maker(name, (*by_name, *by_other))
@@ -139,7 +146,9 @@ def device_like(name: str, *, memory_bytes: int | None = None) -> KnownDevice | 
             return nearest
     smallest = min(matches, key=lambda device: device.memory_bytes)
     if len({device.bandwidth_bytes_per_s for device in matches}) > 1:
-        return replace(smallest, bandwidth_bytes_per_s=None)
+        smallest = replace(smallest, bandwidth_bytes_per_s=None)
+    if len({(device.fp32_flops, device.fp16_flops, device.matrix_flops) for device in matches}) > 1:
+        smallest = replace(smallest, fp32_flops=None, fp16_flops=None, matrix_flops=None)
     return smallest
 
 
@@ -147,6 +156,25 @@ def known_bandwidth(name: str, memory_bytes: int) -> int | None:
     """Bytes per second, from the table. The size matters: an M3 Max has 300 GB/s with 36 GB, 400 with 48."""
     device = device_like(name, memory_bytes=memory_bytes)
     return None if device is None else device.bandwidth_bytes_per_s
+
+
+def with_known_rates(
+    device: Device, memory_bytes: int, *, name: str = "", share: float = 1
+) -> Device:
+    """The device with the arithmetic speed and architecture that the table has for it.
+
+    `name` is that of the table's row, if not the device's own. `share` is the part of the card that a slice has.
+    """
+    known = device_like(name or device.name, memory_bytes=memory_bytes)
+    if known is None:
+        return device
+    return replace(
+        device,
+        architecture=known.architecture,
+        fp32_flops=None if known.fp32_flops is None else known.fp32_flops * share,
+        fp16_flops=None if known.fp16_flops is None else known.fp16_flops * share,
+        matrix_flops=None if known.matrix_flops is None else known.matrix_flops * share,
+    )
 
 
 def _by_maker(name: str, devices: Iterable[KnownDevice]) -> tuple[KnownDevice, ...]:
@@ -361,6 +389,10 @@ def _device(row: dict[str, str], size_gb: int) -> KnownDevice:
         basis=basis,
         bandwidth_bytes_per_s=round(float(row["bandwidth_gb_s"] or 0) * 10**9) or None,
         capability=(int(major), int(minor)) if dot else None,
+        architecture=row["architecture"],
+        fp32_flops=_flops(row["fp32_tflops"]),
+        fp16_flops=_flops(row["fp16_tflops"] or row["fp32_tflops"]),
+        matrix_flops=_flops(row["matrix_tflops"]),
         released=row["released"],
         usual=bool(row["usual"]),
         also=tuple(row["also"].split("; ")) if row["also"] else (),
@@ -372,6 +404,11 @@ def _device(row: dict[str, str], size_gb: int) -> KnownDevice:
 def _bytes(mib: str) -> int:
     """Bytes of a column in MiB; 0 if it is empty."""
     return int(mib or 0) * MIB
+
+
+def _flops(tflops: str) -> float | None:
+    """Operations per second of a column in TFLOPS; None if it is empty."""
+    return float(f"{tflops}e12") if tflops else None
 
 
 def _reported_bytes(kind: DeviceKind, vendor: Vendor, size_gb: int) -> int:

@@ -17,8 +17,10 @@ from edgekit.machine.devices import (
     default_working_set_bytes,
     known_bandwidth,
     mesa_heap_bytes,
+    with_known_rates,
     working_set_because,
 )
+from edgekit.machine.gpu_rates import amd_architecture, speed_of
 from edgekit.machine.surroundings import (
     Findings,
     Surroundings,
@@ -154,7 +156,7 @@ def _amd_device(surroundings: Surroundings, card: DrmCard, name: str) -> Device 
         r"NPS([248])", (text_of(card.files / "current_memory_partition") or "").strip()
     )
     partitions = int(mode[1]) if mode else 1
-    return Device(
+    device = Device(
         name=name,
         vendor=Vendor.AMD,
         total_bytes=total_bytes // partitions,
@@ -165,6 +167,7 @@ def _amd_device(surroundings: Surroundings, card: DrmCard, name: str) -> Device 
         basis=Basis.EXACT if partitions == 1 else Basis.MODELLED,
         because="amdgpu mem_info_vram_total and _used",
     )
+    return _with_amd_rates(surroundings.root, card, with_known_rates(device, total_bytes))
 
 
 def _amd_integrated(
@@ -187,7 +190,7 @@ def _amd_integrated(
     }
     own_bytes = 0 if card.device == _MI300A else free["vram"]
     carved_out = f" and {format_bytes(own_bytes)} free of its own" if own_bytes else ""
-    return Device(
+    device = Device(
         name=name,
         vendor=Vendor.AMD,
         total_bytes=surroundings.host.total_bytes,
@@ -202,6 +205,31 @@ def _amd_integrated(
         bandwidth_bytes_per_s=known_bandwidth(name, surroundings.host.total_bytes),
         because="shares the RAM (amdgpu mem_info_gtt_total)",
     )
+    device = with_known_rates(device, surroundings.host.total_bytes)
+    return _with_amd_rates(surroundings.root, card, device)
+
+
+_CORES_PER_CU = 64
+
+
+def _with_amd_rates(root: Path, card: DrmCard, device: Device) -> Device:
+    """The device with what amdkfd reports about its arithmetic speed, if it is not in the table.
+
+    https://github.com/torvalds/linux/blob/master/drivers/gpu/drm/amd/amdkfd/kfd_topology.c: node_show
+    """
+    if device.fp32_flops is not None or not card.render:
+        return device
+    for file in sorted((root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")):
+        properties = {key: number_in(value) or 0 for key, value in pairs_of(file, " ").items()}
+        if f"renderD{properties.get('drm_render_minor')}" != card.render:
+            continue
+        architecture = amd_architecture(properties.get("gfx_target_version", 0))
+        units = properties.get("simd_count", 0) // max(properties.get("simd_per_cu", 0), 1)
+        mhz = properties.get("max_engine_clk_fcompute", 0)
+        speed = speed_of(architecture, units * _CORES_PER_CU, mhz)
+        rates = {} if speed is None else speed._asdict()
+        return replace(device, architecture=device.architecture or architecture, **rates)
+    return device
 
 
 # -- Intel ---------------------------------------------------------------------------------------
@@ -267,7 +295,7 @@ def _intel_device(surroundings: Surroundings, card: DrmCard, name: str) -> Devic
     total_bytes, source = _intel_memory(card)
     if not total_bytes:
         return None
-    return Device(
+    device = Device(
         name=name,
         vendor=Vendor.INTEL,
         total_bytes=total_bytes,
@@ -276,6 +304,7 @@ def _intel_device(surroundings: Surroundings, card: DrmCard, name: str) -> Devic
         basis=Basis.ASSUMED,
         because=f"{source}; the driver does not show how much is in use: 1/{_RESERVED_SHARE} is assumed",
     )
+    return with_known_rates(device, total_bytes)
 
 
 def _intel_memory(card: DrmCard) -> tuple[int, str]:
@@ -337,7 +366,7 @@ def find_apple(surroundings: Surroundings) -> Findings:
         basis=Basis.MODELLED,  # macOS does not report memory available without swapping
         because="shares the RAM (sysctl hw.memsize); free memory is modelled as free and inactive pages",
     )
-    return Findings(devices=(device,))
+    return Findings(devices=(with_known_rates(device, total_bytes),))
 
 
 def chip_name(surroundings: Surroundings) -> str:

@@ -15,7 +15,8 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from edgekit.errors import one_line
-from edgekit.machine.devices import device_like, known_bandwidth
+from edgekit.machine.devices import device_like, known_bandwidth, with_known_rates
+from edgekit.machine.gpu_rates import nvidia_generation, speed_of
 from edgekit.machine.host import ADDRESS_SPACE
 from edgekit.machine.surroundings import (
     Findings,
@@ -158,7 +159,8 @@ def _read_cards(surroundings: Surroundings) -> Findings:
 _NAME_CHARS = 96
 _MAX_USERS = 64  # processes to list
 _MAX_SLICES = 16  # MIG has 7 on every card so far
-_CLOCK_MEM = 2  # nvml.h, NVML_CLOCK_MEM
+_CLOCK_SM = 1  # nvml.h, NVML_CLOCK_SM
+_CLOCK_MEM = 2  # NVML_CLOCK_MEM
 # If Windows manages the memory (WDDM, also for WSL2), CUDA has less free memory than NVML reports: 11,100 instead of
 # 12,091 MiB on an RTX 3080 12 GB, 30.12 of 31.84 GiB on an RTX 5090.
 _WINDOWS_USES_BYTES = GIB
@@ -242,7 +244,7 @@ def _read_card(nvml: Nvml, index: int, surroundings: Surroundings) -> Findings:
         users=_optional(lambda: _users(card, handle), ()),
         because="shares the RAM",
     )
-    return Findings(devices=(shared,))
+    return Findings(devices=(with_known_rates(shared, host.total_bytes),))
 
 
 def _slices(card: _Card) -> Iterator[Device]:
@@ -278,7 +280,7 @@ def _device(card: _Card, handle: Any, *, partition: str = "") -> Device:
     uuids = [card.uuid(handle)]
     if partition:
         uuids.append(card.uuid(card.handle))
-    return Device(
+    device = Device(
         name=card.name,
         vendor=Vendor.NVIDIA,
         index=card.index,
@@ -292,6 +294,7 @@ def _device(card: _Card, handle: Any, *, partition: str = "") -> Device:
         basis=Basis.ASSUMED if card.under_windows else Basis.EXACT,
         because="NVML, minus what Windows is assumed to use" if card.under_windows else "NVML",
     )
+    return _optional(lambda: _with_rates(card, device, slice_bytes), device)
 
 
 def _optional(query: Callable[[], T], otherwise: T) -> T:
@@ -326,6 +329,34 @@ def _bandwidth(card: _Card, slice_bytes: int | None) -> int | None:
     if slice_bytes is None:
         return card_bytes_per_s
     return card_bytes_per_s * slice_bytes // max(int(memory.total), slice_bytes)
+
+
+def _with_rates(card: _Card, device: Device, slice_bytes: int | None) -> Device:
+    """The device with its arithmetic speed, from the table, else cores x maximum clock: 16,896 at 1,980 MHz are an
+    H200's 66.9 TFLOPS. A GeForce's maximum clock is up to a quarter above its boost clock.
+
+    A slice gets the speed in proportion to its memory.
+    """
+    memory = card.query("nvmlDeviceGetMemoryInfo", card.handle)
+    if memory is None:
+        return device
+    card_bytes = int(memory.total)
+    share = 1.0 if slice_bytes is None else slice_bytes / max(card_bytes, slice_bytes)
+    device = with_known_rates(device, card_bytes, share=share)
+    if device.fp32_flops is not None or device.capability is None:
+        return device
+    cores = card.query("nvmlDeviceGetNumGpuCores", card.handle)
+    mhz = card.query("nvmlDeviceGetMaxClockInfo", card.handle, _CLOCK_SM)
+    generation = nvidia_generation(device.capability, device.name)
+    speed = speed_of(generation, int(cores or 0), int(mhz or 0))
+    if speed is None:
+        return device
+    return replace(
+        device,
+        fp32_flops=speed.fp32_flops * share,
+        fp16_flops=speed.fp16_flops * share,
+        matrix_flops=None if speed.matrix_flops is None else speed.matrix_flops * share,
+    )
 
 
 def _users(card: _Card, handle: Any) -> tuple[Process, ...]:
@@ -418,6 +449,7 @@ def find_jetson(surroundings: Surroundings) -> Findings:
         capability=_TEGRA_CAPABILITIES.get(chip),
         because="shares the RAM (device tree)",
     )
+    device = with_known_rates(device, surroundings.host.total_bytes, name=sold_as)
     return Findings(devices=(device,))
 
 

@@ -103,6 +103,13 @@ class Device:
     own_bytes: int = 0  # free memory outside the RAM but within limit_bytes: an APU's carve-out
     bandwidth_bytes_per_s: int | None = None
     capability: tuple[int, int] | None = None  # CUDA compute capability
+    architecture: str = ""  # of an AMD or Intel GPU: "rdna3", "cdna3", "battlemage"
+    # Operations per second at the boost clock; a multiply-add counts as two. None: unknown.
+    fp32_flops: float | None = None  # of the vector units
+    fp16_flops: float | None = None  # of the vector units
+    matrix_flops: float | None = (
+        None  # FP16, dense, FP32 accumulation; None: no such units, or unknown
+    )
     partition: str = ""  # "MIG 1g.10gb"
     users: tuple[Process, ...] = ()
     basis: Basis = Basis.EXACT  # how its memory is known
@@ -118,6 +125,7 @@ class Machine:
     processor: str = ""
     arm: bool = False  # an ARM processor, for which engines are built differently
     cores: int | None = None
+    instructions: frozenset[str] = frozenset()  # of the CPU, for quantised weights; empty: unknown
     host: HostMemory | None  # None: unknown, because it was not described
     devices: tuple[Device, ...] = ()
     notes: tuple[str, ...] = ()  # what could not be detected and why

@@ -148,6 +148,10 @@ def _card(device: KnownDevice) -> Device:
         free_bytes=device.usable_bytes,
         bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
         capability=capability,
+        architecture=device.architecture,
+        fp32_flops=device.fp32_flops,
+        fp16_flops=device.fp16_flops,
+        matrix_flops=device.matrix_flops,
         basis=device.basis,
         because=because,
     )

@@ -53,7 +53,7 @@ _HOST_FIELDS = (
 )
 _DEVICE_FIELDS = (
     "name vendor index total_bytes free_bytes unified limit_bytes limit_because? "
-    "bandwidth_bytes_per_s capability partition?"
+    "bandwidth_bytes_per_s capability architecture? fp32_flops fp16_flops matrix_flops partition?"
 )
 _DEVICE_COLUMNS = (
     "device", "free when idle", "bandwidth", "memory", "kind", "vendor", "CUDA", "released",
@@ -326,5 +326,8 @@ def devices_text(screen: Screen = PLAIN) -> str:
 
 
 def devices_json() -> Json:
-    names = "name kind vendor memory_bytes usable_bytes bandwidth_bytes_per_s capability released? usual basis source"
+    names = (
+        "name kind vendor memory_bytes usable_bytes bandwidth_bytes_per_s capability architecture? "
+        "fp32_flops fp16_flops matrix_flops released? usual basis source"
+    )
     return {"schema": SCHEMA, "devices": [fields(device, names) for device in listed_devices()]}

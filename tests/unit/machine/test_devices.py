@@ -31,6 +31,7 @@ from edgekit.units import GIB, MIB, Basis
 
 ROOT = Path(__file__).parents[3]
 GB_S = 10**9
+TFLOPS = 10**12
 
 
 def rows_of(kind: DeviceKind) -> Sequence[KnownDevice]:
@@ -381,6 +382,78 @@ def test_every_nvidia_device_since_turing_has_a_compute_capability() -> None:
 )  # fmt: skip
 def test_bandwidth_of_devices(name: str, gb_s: float) -> None:
     assert find_device(name).bandwidth_bytes_per_s == round(gb_s * GB_S)
+
+
+# Data sheets, white papers and Apple's core counts: (FP32, FP16 vector, FP16 matrix) in TFLOPS.
+@pytest.mark.parametrize(
+    ("name", "fp32", "fp16", "matrix"),
+    [("RTX 3090", 35.6, 35.6, 71), ("RTX 4090", 82.6, 82.6, 165), ("RTX 5090", 104.8, 104.8, 209.5),
+     ("RTX 3080", 29.8, 29.8, 59.5), ("RTX A6000", 38.7, 38.7, 154.8), ("L40S", 91.6, 91.6, 362), ("L40", 90.5, 90.5, 181),
+     ("L4", 30.3, 30.3, 121), ("A10G", 35, 35, 70), ("T4", 8.1, 16.2, 65), ("V100 32GB", 14, 28, 112),
+     ("A100 80GB", 19.5, 78, 312), ("H100", 67, 134, 989), ("RTX PRO 6000", 126, 126, 503.8), ("P100 16GB", 9.3, 18.7, None),
+     ("P40", 11.8, 11.8 / 64, None), ("GTX 1660 Ti", 5.4, 10.9, None), ("RX 7900 XTX", 61.4, 122.8, 122.8),
+     ("RX 9070 XT", 48.7, 97.3, 195), ("RX 6800 XT", 20.7, 41.5, None), ("RX 580 8GB", 6.2, 6.2, None),
+     ("MI50 32GB", 13.3, 26.5, None), ("MI100", 23.1, 46.1, 184.6), ("MI250X", 23.9, 47.9, 191.5),
+     ("MI300X", 163.4, 163.4, 1307.4), ("MI355X", 157.3, 157.3, 2516.6), ("Arc A770", 17.2, 34.4, 137.6),
+     ("Arc B580", 14.6, 29.2, 116.7), ("M1 Max 64GB", 7.96, 7.96, None), ("M3 Max 128GB", 14.1, 14.1, None),
+     ("Jetson AGX Orin 64GB", 5.3, 10.6, 42.6), ("DGX Spark", 29.7, 29.7, 119), ("Ryzen AI Max+ 395 128GB", 29.7, 59.4, 59.4)],
+)  # fmt: skip
+def test_arithmetic_speed_of_devices(
+    name: str, fp32: float, fp16: float, matrix: float | None
+) -> None:
+    device = find_device(name)
+    assert device.fp32_flops == pytest.approx(fp32 * TFLOPS, rel=0.02)
+    assert device.fp16_flops == pytest.approx(fp16 * TFLOPS, rel=0.02)
+    assert device.matrix_flops == (matrix and pytest.approx(matrix * TFLOPS, rel=0.02))
+
+
+def test_arithmetic_speeds_are_plausible() -> None:
+    for device in all_devices():
+        if device.fp32_flops is None or device.fp16_flops is None:
+            assert (device.fp32_flops, device.fp16_flops, device.matrix_flops) == (None, None, None)
+            continue
+        assert 0.2 * TFLOPS < device.fp32_flops < 200 * TFLOPS, device.name
+        assert 1 / 64 <= device.fp16_flops / device.fp32_flops * 1.01 <= 4.1, device.name
+        assert device.bandwidth_bytes_per_s is not None, device.name
+        # Operations per byte of memory bandwidth.
+        assert 5 <= device.fp32_flops / device.bandwidth_bytes_per_s <= 120, device.name
+        if device.matrix_flops is not None:
+            assert device.matrix_flops >= 1.9 * device.fp32_flops, device.name
+            assert 30 <= device.matrix_flops / device.bandwidth_bytes_per_s <= 1000, device.name
+
+
+def test_every_usual_device_with_a_gpu_has_an_arithmetic_speed() -> None:
+    for device in all_devices():
+        if device.has_gpu and (device.usual or device.kind in {DeviceKind.GPU, DeviceKind.BOARD}):
+            assert device.fp32_flops is not None or device.name == "MI308X", device.name
+
+
+def test_nvidia_devices_have_matrix_units_by_capability() -> None:
+    without = ("GTX 16", "T4 ", "T400", "T500", "T600", "T1000", "Quadro T")
+    for device in all_devices():
+        if device.vendor is Vendor.NVIDIA:
+            expected = device.capability is not None and not device.name.startswith(without)
+            assert (device.matrix_flops is not None) == expected, device.name
+
+
+def test_amd_and_intel_gpus_have_an_architecture() -> None:
+    for device in all_devices():
+        is_amd_or_intel = device.vendor in {Vendor.AMD, Vendor.INTEL}
+        assert bool(device.architecture) == is_amd_or_intel, device.name
+    assert find_device("RX 7900 XTX").architecture == "rdna3"
+    assert find_device("MI300X").architecture == "cdna3"
+    assert find_device("Arc B580").architecture == "battlemage"
+
+
+def test_device_like_has_an_arithmetic_speed_only_if_all_sizes_share_it() -> None:
+    for name, memory_bytes, tflops in (
+        ("M3 Max", None, None),
+        ("M3 Max", 36 * GIB, 10.6),
+        ("RTX 4060 Ti", None, 22.1),
+    ):
+        device = device_like(name, memory_bytes=memory_bytes)
+        assert device is not None
+        assert device.fp32_flops == (tflops and tflops * TFLOPS)
 
 
 def test_usual_devices_are_a_few_dozen_sorted_by_memory() -> None:

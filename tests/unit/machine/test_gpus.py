@@ -45,6 +45,10 @@ def test_find_amd_card(tmp_path: Path) -> None:
                 total_bytes=24_560 * MIB,
                 free_bytes=24_000 * MIB,
                 bandwidth_bytes_per_s=960 * 10**9,
+                architecture="rdna3",
+                fp32_flops=61.4e12,
+                fp16_flops=123e12,
+                matrix_flops=123e12,
                 basis=Basis.EXACT,
                 because="amdgpu mem_info_vram_total and _used",
             ),
@@ -66,11 +70,52 @@ def test_find_amd_strix_halo(tmp_path: Path) -> None:
     assert (device.name, device.unified) == ("AMD Radeon 8060S", True)
     assert (device.limit_bytes, device.free_bytes) == (99 * GIB - 300 * MIB, 50 * GIB)
     assert device.bandwidth_bytes_per_s == 256 * 10**9
+    assert (device.architecture, device.matrix_flops) == ("rdna3.5", 59.4e12)
     assert device.own_bytes == 4 * GIB - 300 * MIB
     assert (
         "may map 96.00 GiB of the RAM (GTT, ttm.pages_limit), of which 95.00 GiB is free"
         in device.limit_because
     )
+
+
+KFD = "/sys/class/kfd/kfd/topology/nodes"
+
+
+def unknown_card(properties: str) -> dict[str, Any]:
+    """A card that is not in the table, and amdkfd's properties of it."""
+    tree = without(radeon(product_name="AMD Radeon RX 1\n"), "card0")
+    (node,) = {path for path in tree["files"] if path.startswith(f"{AMD_CARD}/drm/renderD")}
+    tree["files"][f"{KFD}/0/properties"] = "cpu_cores_count 16\ndrm_render_minor 0\n"
+    minor = node.split("/renderD")[1].split("/")[0]
+    tree["files"][f"{KFD}/1/properties"] = f"drm_render_minor {minor}\n{properties}"
+    return tree
+
+
+def test_arithmetic_speed_of_an_amd_card_not_in_the_table(tmp_path: Path) -> None:
+    """192 SIMDs, two for each of 96 compute units of 64 cores, at 2,500 MHz: an RX 7900 XTX under another name."""
+    properties = (
+        "simd_count 192\nsimd_per_cu 2\ngfx_target_version 110000\nmax_engine_clk_fcompute 2500\n"
+    )
+    (device,) = find_amd(machine(tmp_path, unknown_card(properties))).devices
+    assert (device.architecture, device.fp32_flops) == ("rdna3", 96 * 64 * 4 * 2500 * 10**6)
+
+
+@pytest.mark.parametrize(
+    ("properties", "architecture"),
+    [
+        ("gfx_target_version 120001\n", "rdna4"),
+        ("gfx_target_version 120001\nsimd_count 9999999999\nsimd_per_cu 0\n", "rdna4"),
+        ("gfx_target_version 990000\nsimd_count 64\nsimd_per_cu 2\n", ""),
+        ("gfx_target_version many\n", ""),
+        ("\0\n \n\n", ""),
+    ],
+)
+def test_arithmetic_speed_from_implausible_amd_properties_is_unknown(
+    tmp_path: Path, properties: str, architecture: str
+) -> None:
+    tree = unknown_card(f"{properties}max_engine_clk_fcompute 2500\n")
+    (device,) = find_amd(machine(tmp_path, tree)).devices
+    assert (device.architecture, device.fp32_flops) == (architecture, None)
 
 
 def test_amd_carve_out_larger_than_gtt_is_own_memory(tmp_path: Path) -> None:
@@ -305,6 +350,7 @@ def test_find_apple_gpu(tmp_path: Path) -> None:
     assert (device.name, device.unified, device.basis) == ("Apple M3 Max", True, Basis.MODELLED)
     assert (device.total_bytes, device.free_bytes) == (36 * GIB, 36 * GIB)  # HOST has 50 GiB free
     assert device.bandwidth_bytes_per_s == 300 * 10**9
+    assert (device.fp32_flops, device.matrix_flops) == (10.6e12, None)
     assert device.limit_bytes == 27 * GIB  # three quarters, as the macOS version is unknown
 
 

@@ -61,6 +61,9 @@ def test_find_nvidia_recorded_h200(
                 free_bytes=free_bytes,
                 bandwidth_bytes_per_s=4_800 * 10**9,
                 capability=(9, 0),
+                fp32_flops=66.9e12,
+                fp16_flops=134e12,
+                matrix_flops=989e12,
                 users=users,
                 basis=Basis.EXACT,
                 because="NVML",
@@ -82,6 +85,30 @@ def test_bandwidth_of_a_card_not_in_the_table(tmp_path: Path) -> None:
     recording["nvmlDeviceGetName"]["gpu0"] = "NVIDIA H9999"
     (device,) = find(tmp_path, recording).devices
     assert device.bandwidth_bytes_per_s == 6016 // 8 * 3201 * 10**6 * 2 == 4_814_304_000_000
+
+
+def test_arithmetic_speed_of_a_card_not_in_the_table(tmp_path: Path) -> None:
+    """132 x 128 cores at 1,980 MHz: the H200's own numbers under another name."""
+    recording = answers("h200_nvml")
+    recording["nvmlDeviceGetName"]["gpu0"] = "NVIDIA H9999"
+    recording["nvmlDeviceGetNumGpuCores"] = {"gpu0": 132 * 128}
+    recording["nvmlDeviceGetMaxClockInfo"]["gpu0,1"] = 1980
+    (device,) = find(tmp_path, recording).devices
+    fp32_flops = 132 * 128 * 2 * 1980 * 10**6
+    assert device.fp32_flops == fp32_flops == 66_908_160_000_000
+    assert (device.fp16_flops, device.matrix_flops) == (2 * fp32_flops, 16 * fp32_flops)
+
+
+@pytest.mark.parametrize("cores", [0, -1, 10**9, {"error": 3}, "many", None])
+def test_arithmetic_speed_from_implausible_core_counts_is_unknown(
+    tmp_path: Path, cores: object
+) -> None:
+    recording = answers("h200_nvml")
+    recording["nvmlDeviceGetName"]["gpu0"] = "NVIDIA H9999"
+    recording["nvmlDeviceGetNumGpuCores"] = {"gpu0": cores}
+    recording["nvmlDeviceGetMaxClockInfo"]["gpu0,1"] = 1980
+    (device,) = find(tmp_path, recording).devices
+    assert (device.fp32_flops, device.matrix_flops) == (None, None)
 
 
 def test_find_nvidia_two_cards(tmp_path: Path) -> None:
@@ -145,6 +172,7 @@ def test_mig_card_is_replaced_by_its_first_slice(tmp_path: Path) -> None:
         9 * GIB,
     )
     assert device.bandwidth_bytes_per_s == 3_352 * 10**9 // 8
+    assert device.matrix_flops == 989e12 / 8
     assert "is split into 2 MIG slices" in findings.notes[0]
     assert "MIG-00000000" in findings.notes[0]
 
@@ -169,6 +197,7 @@ def test_integrated_gpu_shares_the_ram(tmp_path: Path) -> None:
     assert (device.total_bytes, device.free_bytes) == (HOST.total_bytes, HOST.usable_bytes)
     assert device.capability == (12, 1)
     assert device.bandwidth_bytes_per_s == 273 * 10**9
+    assert device.matrix_flops == 119e12
 
 
 def test_integrated_gpu_with_unreadable_ram_is_a_note(tmp_path: Path) -> None:
@@ -343,6 +372,7 @@ def test_jetson_orin(tmp_path: Path) -> None:
     assert (device.unified, device.total_bytes, device.free_bytes) == (True, 61 * GIB, 55 * GIB)
     assert device.capability == (8, 7)
     assert device.bandwidth_bytes_per_s == 204_800_000_000
+    assert device.matrix_flops is not None
 
 
 def test_jetson_in_a_container(tmp_path: Path) -> None:

@@ -111,8 +111,8 @@ def _all_layers(text: str) -> str:
 
 
 def _backend(text: str) -> str:
-    backend: str = one_of("cpu", "cuda", "metal", "vulkan", "none")(text)
-    return "cpu" if backend == "none" else backend
+    backend: str = one_of("cpu", "cuda", "hip", "rocm", "metal", "vulkan", "sycl", "none")(text)
+    return {"none": "cpu", "rocm": "hip"}.get(backend, backend)
 
 
 def _llama_version(text: str) -> str:
@@ -260,7 +260,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--spec-type",), "spec_type", "draft-simple (default with -md) or draft-mtp (the model's own prediction layers)", "NAME", one_of("none", "draft-simple", "draft-mtp"), group="drafter", not_planned="--spec-type: it looks for a draft model itself (--no-drafter turns that off)"),
     Flag(("--mode",), "mode", "estimate for llama-server (server, default) or llama-cli (library)", "MODE", one_of("server", "library"), ours=True,
          meaning=_enum("LlamaMode")),
-    Flag(("--backend",), "backend", "cpu, cuda, metal or vulkan (default: cuda with a GPU flag, else cpu)", "NAME", _backend, ours=True, group="backend",
+    Flag(("--backend",), "backend", "cpu, cuda, hip, metal, vulkan or sycl (default: cuda with a GPU flag, else cpu)", "NAME", _backend, ours=True, group="backend",
          meaning=_enum("Backend")),
     Flag(("-dev",), "backend", "same as --backend cpu: -dev none", "none", _backend, words=lambda backend: ("-dev", "none") if backend == "cpu" else (), group="backend"),
     Flag(("--mix",), "mix", "same as --quant, for llama.cpp: Q4_K_M (default unless the file is a GGUF), Q8_0 ...", "NAME", ours=True, group="weights",

@@ -114,8 +114,10 @@ def placements(task: Task) -> Iterator[Placement]:
         runs = {
             Backend.CPU: True,
             Backend.CUDA: Vendor.NVIDIA in vendors,
+            Backend.HIP: Vendor.AMD in vendors,
             Backend.METAL: Vendor.APPLE in vendors,
             Backend.VULKAN: bool(vendors - {Vendor.APPLE}),
+            Backend.SYCL: Vendor.INTEL in vendors,
         }
         if not runs[setup.backend]:
             raise HardwareError(

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-
 from edgekit import __version__
 from edgekit.bill.types import Load, MemoryEstimate, Placement, Speed, Task
 from edgekit.engines.llamacpp.estimate import NAME, as_loaded
 from edgekit.engines.llamacpp.placements import backend_name, devices
-from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup
+from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, SplitMode
 from edgekit.engines.speed import (
-    CPU_READING,
-    METAL_READING,
     MeasuredRatio,
-    Reading,
+    Moment,
     SequenceRun,
-    flops_per_byte,
     largest_cards,
     modelled_speed,
-    reading,
     speed_bound,
+    weights_format,
 )
 from edgekit.engines.token_reads import ActiveWeights, TokenReads, token_reads
 from edgekit.machine.types import Machine, Pool, PoolKind
@@ -30,26 +25,21 @@ from edgekit.units import MIB
 
 # The least that a calibrated model must read per token: a smaller one may be read from CPU caches.
 LEAST_READ_BYTES = 256 * MIB
-CARD_SPREAD = 0.15  # error for a model other than the one measured on this card
-CORE_SPREAD = 0.3  # error on the same CPU: the quantisation matters more
 # A calibration is void if the memory bandwidth has changed by more than this share.
 BANDWIDTH_OFF = 0.1
 
-READING: dict[Backend, Reading] = {
-    Backend.CUDA: reading("llama.cpp on CUDA"),
-    Backend.METAL: METAL_READING,
-    Backend.VULKAN: reading("llama.cpp on Vulkan"),
-    Backend.CPU: CPU_READING,
-}
-
-
 def speed(
-    task: Task, placement: Placement, bill: MemoryEstimate, filled: tuple[int, int] | None = None
+    task: Task, placement: Placement, bill: MemoryEstimate, moment: Moment
 ) -> Speed | None:
+    measured = measured_ratio(
+        replace(task.machine, devices=placement.cards), LlamaCppSetup.of(placement.setup)
+    )
+    return modelled_speed(run_of(task, placement, bill), moment, measured)
+
+
+def run_of(task: Task, placement: Placement, bill: MemoryEstimate) -> SequenceRun:
     machine = replace(task.machine, devices=placement.cards)
-    setup = LlamaCppSetup.of(placement.setup)
-    run = sequence_run(task.model, task.load, setup, bill, machine)
-    return modelled_speed(run, filled, measured_ratio(machine, setup))
+    return sequence_run(task.model, task.load, LlamaCppSetup.of(placement.setup), bill, machine)
 
 
 def sequence_run(
@@ -63,8 +53,9 @@ def sequence_run(
         reads=reads_per_token(model, load, setup, bill),
         machine=machine,
         cards=largest_cards(cards, len(setup.devices) or 1),
-        reading=READING[Backend(bill.backend)],
-        flops_per_byte=partial(flops_per_byte, engine="llamacpp"),
+        backend=bill.backend,
+        weights=weights_format(as_loaded(model, setup.mix)),
+        is_divided=setup.split_mode in {SplitMode.ROW, SplitMode.TENSOR} and len(cards) > 1,
         notes_single_request=(load.sequences or 1) > 1,
     )
 
@@ -92,7 +83,7 @@ def _reads_outside_layers(sizes: Mapping[Pool, float], weights: ActiveWeights) -
 
 
 def fastest_tokens_per_s(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:
-    cards = tuple((card, READING[Backend(backend_name(card))]) for card in devices(machine))
+    cards = tuple((card, backend_name(card)) for card in devices(machine))
     return speed_bound(read_bytes, held_bytes, machine, NAME, cards)
 
 
@@ -131,6 +122,5 @@ def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | No
     return MeasuredRatio(
         decode=pace.decode_tokens_per_s / pace.expected_decode,
         prefill=1.0 if prefill is None else pace.prefill_tokens_per_s / prefill,
-        spread=CARD_SPREAD if setup.has_device else CORE_SPREAD,
         text=f"scaled to {pace.label} as measured here with {measurement.through} {measurement.version} on {pace.date}",
     )

@@ -219,8 +219,10 @@ class LlamaMode(enum.Enum):
 class Backend(enum.Enum):
     CPU = "cpu"
     CUDA = "cuda"
+    HIP = "hip"  # AMD's ROCm: the kernels of CUDA, compiled for AMD
     METAL = "metal"
     VULKAN = "vulkan"
+    SYCL = "sycl"  # Intel's oneAPI
 
 
 class SplitMode(enum.Enum):

@@ -79,8 +79,10 @@ LOADS_PREDICTION_UNTIL = 10212  # 82dbc4f: from this build on they are loaded on
 BUFFER_NAMES = {
     Backend.CPU: (),
     Backend.CUDA: ("CUDA", "ROCm"),
+    Backend.HIP: ("ROCm",),
     Backend.METAL: ("MTL",),
     Backend.VULKAN: ("Vulkan",),
+    Backend.SYCL: ("SYCL",),
 }
 
 _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")

@@ -20,7 +20,7 @@ from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.process import ending_in_order
 from edgekit.engines.program import CalibrateRequest, EngineRun, ReportedSpeed
-from edgekit.engines.speed import middle, modelled_speed
+from edgekit.engines.speed import Moment, modelled_speed
 from edgekit.errors import EngineError, UsageError
 from edgekit.machine.calibration import stored_text, today, watched
 from edgekit.machine.types import Device, EngineSpeed, Machine
@@ -137,24 +137,22 @@ def _pace(
     setup: LlamaCppSetup,
     reported_speed: ReportedSpeed,
 ) -> EngineSpeed:
-    """The measured speed, and the middle of the range that EdgeKit expects for the same number of tokens."""
+    """The measured speed, and the typical one that EdgeKit expects for the same number of tokens."""
     model = opened.model
     bill = estimate(model, load, setup)
-    filled = (
-        reported_speed.prompt_tokens,
-        reported_speed.prompt_tokens + reported_speed.new_tokens,
-    )
+    read, written = reported_speed.prompt_tokens, reported_speed.new_tokens
     run = sequence_run(model, load, setup, bill, machine)
-    expected = modelled_speed(run, filled)
-    prefill = None if expected is None else expected.prefill
+    decoding = modelled_speed(run, Moment(read + written // 2))
+    reading = modelled_speed(run, Moment(0, prompt_tokens=max(read, 1)))
+    prefill = None if reading is None else reading.typical_prefill
     return EngineSpeed(
         label=stored_text(opened.label),
         bytes_per_token=int(sum(pool.weights_bytes + pool.state_bytes for pool in run.reads.pools)),
         prompt_tokens=reported_speed.prompt_tokens,
         decode_tokens_per_s=round(reported_speed.decode_tokens_per_s, 3),
         prefill_tokens_per_s=round(reported_speed.prefill_tokens_per_s, 3),
-        expected_decode=None if expected is None else round(middle(expected.decode), 3),
-        expected_prefill=None if prefill is None else round(middle(prefill), 3),
+        expected_decode=None if decoding is None else round(decoding.typical, 3),
+        expected_prefill=None if prefill is None else round(prefill, 3),
         bandwidth_bytes_per_s=None if machine.host is None else machine.host.bandwidth_bytes_per_s,
         edgekit=__version__,
         date=today(),

@@ -1,0 +1,319 @@
+"""Measured speeds -> what EdgeKit is asked for each: a machine, a model and a placement.
+
+A point is a JSON object per line, as in the files that score_speed.py and fit_speed.py take: hardware, gpu_count,
+vram_gb, ram_gb, host_gb_s, cores, engine, backend, model, file, quant, context_depth, users, prompt_tokens,
+gen_tokens, ubatch, ngl, ncmoe, placement, e2e, pp_tok_s, tg_tok_s.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from edgekit.app.open import ResolvedModel, open_named
+from edgekit.bill.types import Load, MemoryEstimate, Placement, Task, cache_type
+from edgekit.engines import engine_named
+from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, DeviceSlot, LlamaCppSetup
+from edgekit.engines.mlx.quantization import PLAIN, read_quantize
+from edgekit.engines.mlx.setups import MlxSetup, read_quant
+from edgekit.engines.vllm.types import VllmSetup
+from edgekit.errors import EdgekitError
+from edgekit.machine.types import HostMemory, Machine, PoolKind, System
+from edgekit.machine.what_if import what_if_machine
+from edgekit.model.types import Model
+from edgekit.request import Session
+from edgekit.sources.types import Reach
+from edgekit.units import GIB
+
+GB = 10**9
+OFFLINE = Session(reach=Reach(network=False))
+BACKENDS = {"rocm": "hip"}  # EdgeKit's name
+ENGINES = {"mlx": "mlx", "vllm": "vllm"}  # others are llama.cpp or built on it
+UNKNOWN_GEN_TOKENS = 128
+_SHARD = re.compile(r"(?:-\d{5}-of-\d{5})?(?:\.gguf)?$")
+_QUANT = re.compile(r"[-._](?:UD-)?(?:I?Q\d\w*|BF16|F16|MXFP4\w*|NVFP4|GGUF|AWQ)$", re.IGNORECASE)
+_MIXES = {"MXFP4": "MXFP4_MOE", "Q4_K_XL": "UD-Q4_K_XL"}
+
+
+class UnknownError(Exception):
+    """A point that cannot be expressed; the message says which part of it is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One measured speed, of decoding or of a prompt, with everything that the expected speed needs."""
+
+    row: dict[str, Any]
+    is_prompt: bool
+    measured: float
+    task: Task
+    placement: Placement
+    bill: MemoryEstimate
+    filled: int  # tokens in the context: on average while decoding, before the prompt otherwise
+    prompt_tokens: int
+    new_tokens: int
+
+    @property
+    def machine(self) -> str:
+        """The name of the machine, for leaving one out."""
+        return str(self.row["hardware"])
+
+    @property
+    def users(self) -> int:
+        return int(self.row.get("users") or 1)
+
+    @property
+    def is_end_to_end(self) -> bool:
+        """Whether the time of the prompt is in the measured speed."""
+        return bool(self.row.get("e2e"))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines, compressed or not. Raises ValueError with the line's number."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    rows = []
+    with opener(path, "rt", encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, line {number}: not an object")  # noqa: TRY004 - one kind of error
+            rows.append(row)
+    return rows
+
+
+def points_of(row: dict[str, Any]) -> Iterator[Point]:
+    """The points of a row: one for decoding, one for the prompt. Raises UnknownError."""
+    machine = machine_of(row)
+    engine = ENGINES.get(str(row.get("engine")), "llama.cpp")
+    prompt_tokens = int(row.get("prompt_tokens") or 0)
+    new_tokens = int(row.get("gen_tokens") or UNKNOWN_GEN_TOKENS)
+    depth = int(row.get("context_depth") or 0)
+    for is_prompt, key in ((False, "tg_tok_s"), (True, "pp_tok_s")):
+        measured = row.get(key)
+        if not measured:
+            continue
+        filled = depth if is_prompt else depth + new_tokens // 2
+        if is_prompt:
+            prompt_tokens = prompt_tokens or 512
+        task, placement, bill = _priced(row, engine, machine, filled + max(prompt_tokens, 512))
+        yield Point(
+            row=row,
+            is_prompt=is_prompt,
+            measured=float(measured),
+            task=task,
+            placement=placement,
+            bill=bill,
+            filled=filled,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+        )
+
+
+# -- machines --------------------------------------------------------------------------------
+
+
+def machine_of(row: dict[str, Any]) -> Machine:
+    """The machine of a row. Raises UnknownError if its device is not in the table."""
+    machine = _described(
+        str(row["hardware"]), row.get("backend") == "cpu", row.get("vram_gb"), row.get("ram_gb"),
+        int(row.get("gpu_count") or 1),
+    )  # fmt: skip
+    host = machine.host or HostMemory(total_bytes=1024 * GIB, free_bytes=1024 * GIB)
+    bandwidth = row.get("host_gb_s")
+    if bandwidth and not any(card.unified for card in machine.devices):
+        host = replace(host, bandwidth_bytes_per_s=int(float(bandwidth) * GB))
+    return replace(machine, host=host, cores=row.get("cores") or machine.cores)
+
+
+@cache
+def _described(
+    name: str, is_cpu: bool, vram_gb: float | None, ram_gb: float | None, count: int
+) -> Machine:
+    ram = None if ram_gb is None else f"{max(1, round(ram_gb))}G"
+    if is_cpu:
+        return _processor(name, ram or "1024G")
+    for device in _device_names(name, vram_gb, ram_gb, count):
+        try:
+            return what_if_machine(devices=(f"{count}x {device}",) if count > 1 else (device,))
+        except EdgekitError:
+            continue
+    raise UnknownError(f"device {name}")
+
+
+def _device_names(
+    name: str, vram_gb: float | None, ram_gb: float | None, count: int
+) -> Iterator[str]:
+    """The name, and with the sizes that it may come in: a size that is stated, else any, which differ in bandwidth."""
+    yield name
+    for stated in (ram_gb, None if vram_gb is None else vram_gb / count):
+        if stated is not None:
+            near = sorted(_SIZES, key=lambda size: abs(size - stated))
+            yield from (f"{name} {size}GB" for size in near[:3])
+    yield from (f"{name} {size}GB" for size in sorted(_SIZES, reverse=True))
+
+
+_SIZES = (4, 6, 8, 10, 11, 12, 16, 18, 20, 24, 32, 36, 40, 48, 64, 80, 96, 128, 141, 192, 256, 512)
+
+
+def _processor(name: str, ram: str) -> Machine:
+    """A machine without a GPU: a processor of the table, or one that only its name is known of."""
+    plain = name.removesuffix(" CPU").partition(",")[0].strip()
+    try:
+        machine = what_if_machine(ram=ram, cpu=plain)
+    except (EdgekitError, TypeError):
+        machine = what_if_machine(ram=ram)
+    return replace(machine, system=System.LINUX, devices=(), processor=machine.processor or plain)
+
+
+# -- models ----------------------------------------------------------------------------------
+
+
+@cache
+def model_named(model: str | None, file: str | None, has_metal: bool) -> ResolvedModel:
+    """The model that a row names. Raises UnknownError."""
+    del has_metal
+    for name in _names(model, file):
+        try:
+            resolved = open_named(name, OFFLINE)
+        except EdgekitError:
+            continue
+        if resolved.assumed is None:
+            return resolved
+    raise UnknownError(f"model {model or file}")
+
+
+def _names(model: str | None, file: str | None) -> Iterator[str]:
+    if model:
+        plain = model.removeprefix("config:").removeprefix("header:")
+        yield plain
+        yield plain.replace("__", "/")
+    if file:
+        stem = _QUANT.sub("", _SHARD.sub("", file))
+        yield stem
+        organisation, underscore, rest = stem.partition("_")
+        if underscore:
+            yield rest
+            yield f"{organisation}/{rest}"
+
+
+# -- placements ------------------------------------------------------------------------------
+
+
+def _priced(
+    row: dict[str, Any], engine: str, machine: Machine, context: int
+) -> tuple[Task, Placement, MemoryEstimate]:
+    """The task, the placement and the bill of a row. Raises UnknownError if the engine refuses the model."""
+    resolved = model_named(row.get("model"), row.get("file"), engine == "mlx")
+    quant, kv = str(row["quant"]), row.get("kv_type")
+    users = int(row.get("users") or 1)
+    load = Load(
+        context_tokens=context * users,
+        sequences=users,
+        microbatch_tokens=row.get("ubatch") if engine == "llama.cpp" else None,
+        batch_tokens=max(2048, row.get("ubatch") or 0) if engine == "llama.cpp" else None,
+    )
+    if engine == "llama.cpp" and kv not in {None, "f16"}:
+        load = replace(load, cache_k=cache_type(kv), cache_v=cache_type(kv), flash_attention=True)
+    try:
+        return _on_engine(row, engine, resolved, quant, machine, load)
+    except EdgekitError as error:
+        raise UnknownError(f"{resolved.name} {quant} on {engine}: {error}") from error
+
+
+def _on_engine(
+    row: dict[str, Any],
+    engine: str,
+    resolved: ResolvedModel,
+    quant: str,
+    machine: Machine,
+    load: Load,
+) -> tuple[Task, Placement, MemoryEstimate]:
+    rules = engine_named(engine)
+    count = max(1, len(machine.devices))
+    if engine == "llama.cpp":
+        model, mix = _file_model(resolved, quant)
+        setup: Any = _llamacpp_setup(row, count, mix)
+    else:
+        is_stored = engine == "mlx"
+        with_quant = replace(resolved, quant=None if is_stored else _vllm_quant(quant))
+        opened = with_quant.at_checkpoint(engine).as_file(engine)
+        model = opened.model
+        if engine == "mlx":
+            bits, _, group = quant.partition("bit")
+            size = int(group.removeprefix("-g")) if group else None
+            name = read_quant(f"{bits}bit") if bits.isdigit() else None
+            packed = PLAIN if name is None else read_quantize(name, group_size=size)
+            setup = MlxSetup(quantize=None if quant == "MXFP4" else packed)
+        else:
+            setup = VllmSetup(tensor_parallel_size=count)
+    task = Task(model=model, engine=engine, machine=machine, load=load)
+    placement = Placement(setup=setup, budgets=(), because="", cards=machine.devices)
+    bill = rules.estimate(model, load, setup)
+    if row.get("placement") == "fit":
+        placement, bill = _fitted(task, placement, row)
+    return task, placement, bill
+
+
+def _vllm_quant(quant: str) -> str | None:
+    return None if quant in {"BF16", "F16"} else {"int4": "AWQ"}.get(quant, quant)
+
+
+@cache
+def _opened(resolved: ResolvedModel, quant: str) -> tuple[Model, str | None]:
+    opened = replace(resolved, quant=quant).as_file("llama.cpp")
+    return opened.model, opened.mix
+
+
+def _file_model(resolved: ResolvedModel, quant: str) -> tuple[Model, str | None]:
+    """The model at this quantisation, or at the nearest one that EdgeKit can make."""
+    first = _MIXES.get(quant, quant)
+    for name in (first, first.removeprefix("UD-"), first.removeprefix("UD-").replace("_XL", "_M")):
+        try:
+            return _opened(resolved, name)
+        except EdgekitError:
+            continue
+    if quant == "MXFP4":
+        return _opened(resolved, "MXFP4_MOE")
+    raise UnknownError(f"quantisation {quant}")
+
+
+def _llamacpp_setup(row: dict[str, Any], count: int, mix: str | None) -> LlamaCppSetup:
+    name = str(row["backend"])
+    try:
+        backend = Backend(BACKENDS.get(name, name))
+    except ValueError:
+        backend = Backend.VULKAN
+    ngl, ncmoe = row.get("ngl"), row.get("ncmoe")
+    return LlamaCppSetup(
+        backend=backend,
+        devices=(DeviceSlot(),) * count,
+        n_gpu_layers=ALL_LAYERS if ngl is None else int(ngl),
+        n_cpu_moe=0 if ncmoe is None else int(ncmoe),
+        mix=mix,
+    )
+
+
+def _fitted(
+    task: Task, placement: Placement, row: dict[str, Any]
+) -> tuple[Placement, MemoryEstimate]:
+    """The placement with as many layers on the devices as fit."""
+    setup, most = LlamaCppSetup.of(placement.setup), float(row.get("vram_gb") or 0) * GIB
+    estimate = engine_named(task.engine).estimate
+    for layers in (ALL_LAYERS, *range(len(task.model.geometry.layers), -1, -1)):
+        smaller = replace(setup, n_gpu_layers=layers)
+        bill = estimate(task.model, task.load, smaller)
+        used = sum(line.size_bytes for line in bill.lines if line.pool.kind is PoolKind.DEVICE)
+        if used <= most:
+            break
+    return replace(placement, setup=smaller), bill
