@@ -28,7 +28,7 @@ from edgekit.bill.types import (
 from edgekit.bill.waits import USUAL_PROMPT_TOKENS, FirstToken, first_token, load_time
 from edgekit.engines import engine_named
 from edgekit.engines.choices import USUAL_ACCURACY, as_named
-from edgekit.engines.speed import USUAL_FILL_TOKENS, expected_speed, steady_throughput
+from edgekit.engines.speed import Moment, expected_speed, steady_throughput
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import PoolKind
 from edgekit.model.types import Model
@@ -517,7 +517,7 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
         load=fitting.task.load_of(candidate.tokens),
         uses=priced.uses,
         speed=speed,
-        first_token=None if speed is None else _first_token(candidate, speed),
+        first_token=None if speed is None else _first_token(candidate),
         load_time=load_time(priced.estimate.weights_bytes, task.machine),
         min_speed=task.min_speed,
         estimate=priced.estimate,
@@ -539,17 +539,15 @@ def speed_of(candidate: Candidate) -> Speed | None:
     return expected_speed(task, priced)
 
 
-def _first_token(candidate: Candidate, speed: Speed) -> FirstToken | None:
+def _first_token(candidate: Candidate) -> FirstToken | None:
     """The time to the first token for the requested prompt, a job's or a usual one; at most the context is filled."""
     task = candidate.task
     if task.embeds:
         return None
     wanted = task.prompt_tokens or (task.job.prompt_tokens if task.job is not None else 0)
     tokens = min(wanted or USUAL_PROMPT_TOKENS, candidate.tokens // candidate.fitting.streams)
-    if tokens > USUAL_FILL_TOKENS:  # attention takes a larger share of a long prompt
-        longer = expected_speed(task, candidate.priced, tokens)
-        speed = speed if longer is None else longer
-    return first_token(speed.prefill, tokens)
+    speed = expected_speed(task, candidate.priced, Moment(prompt_tokens=tokens))
+    return None if speed is None else first_token(speed.prefill, tokens)
 
 
 def _longest_context(candidate: Candidate) -> int:
