@@ -1,11 +1,11 @@
 """Measured speeds -> src/edgekit/engines/speed.json: the constants of the formula in engines/speed.py.
 
-    python tools/fit_speed.py POINTS.jsonl[.gz] [--write] [--leave-one-out] [--points FILE.tsv]
+    python tools/fit_speed.py POINTS.jsonl[.gz] [--write]
 
 Robust least squares on the logarithm of measured / expected. Every constant starts at a physical value and needs
 evidence to move away from it: a factor for a rare case stays near 1. A machine with many points counts as the square
-root of their number. --leave-one-out fits without each machine in turn and predicts it: the spread of these errors is
-the width of the intervals. --points writes what was predicted for each point.
+root of their number. Each machine is also left out in turn and predicted from the others: how far four of five of these
+errors reach is the width of the intervals. --write stores both.
 """
 
 from __future__ import annotations
@@ -37,11 +37,16 @@ from edgekit.engines.speed import (
 OUT = Path(__file__).parents[1] / "src" / "edgekit" / "engines" / "speed.json"
 TOLERANCE = 0.12  # of a logarithm: larger errors count less and less
 STEPS = 12
+FIXED = 1e-3  # of a logarithm: does not move
+SMALL_STEP = 0.003
+NUDGE = 1e-4
 INSIDE = 0.8  # of the points are to lie within the interval
-FEW = 12  # points: with fewer, the spread of a kind of machine is that of a wider kind
+FEW = 5  # points of a machine: with fewer, its own spread is not known
+# If the RAM's speed is assumed: see _ASSUMED_BYTES_PER_S in engines/speed.py.
+ASSUMED_SPREAD = {"decode": 2.0, "prompt": 3.0}
 END_TO_END_PROMPT = 50  # tokens, if unknown
 
-GPUS = ("cuda", "hip", "metal", "mlx", "sycl", "vulkan", "vllm", "vllm_eager")
+BACKENDS = ("cpu", "cuda", "hip", "metal", "mlx", "sycl", "vulkan", "vllm", "vllm_eager")
 
 
 class Start(NamedTuple):
@@ -66,9 +71,13 @@ STARTS: dict[str, Start] = {
     "attend": Start(0.2, 0.5),
     "prompt_tile": Start(16.0, 0.5),
     "prompt": Start(0.35, 0.3),
-    "attention": Start(0.35, 0.3),
+    "attention": Start(0.15, 0.4),
     "expert_tokens": Start(16.0, 0.5),
     "prompt_layer_us": Start(60.0, 0.4),
+    "market_prompt.workstation": Start(1.0, 0.3),
+    "market_prompt.ultra": Start(1.0, 0.1),
+    "market_weights.workstation": Start(1.0, 0.05),
+    "market_weights.ultra": Start(1.0, 0.1),
     "format": Start(1.0, 0.001),
     "prompt_format": Start(1.0, 0.001),
 }  # fmt: skip
@@ -77,6 +86,23 @@ KNOWN: dict[str, Start] = {
     "weights.cpu": Start(0.9, 0.2),
     "prompt.cpu": Start(50.0, 0.3),  # GFLOP/s of a core
     "attend.cpu": Start(4.0, 0.3),
+    # Integers that a core multiplies per cycle, with each set of instructions / with AVX2.
+    "prompt.neon": Start(0.35, 0.2),
+    "prompt.dotprod": Start(0.5, 0.2),
+    "prompt.i8mm": Start(0.9, 0.2),
+    "prompt.sve": Start(0.9, 0.2),
+    "prompt.avx": Start(0.5, 0.2),
+    "prompt.avx_vnni": Start(1.2, 0.2),
+    "prompt.avx512": Start(1.3, 0.2),
+    "prompt.avx512_vnni": Start(1.8, 0.2),
+    "prompt.amx": Start(4.0, 0.3),
+    "attention.metal": Start(0.3, 0.3),
+    "attention.mlx": Start(0.3, 0.3),
+    "attention.cpu": Start(50.0, 0.3),
+    "prompt.metal": Start(0.65, 0.2),
+    "prompt.mlx": Start(0.65, 0.2),
+    "prompt.sm_90": Start(0.16, 0.2),
+    "format.bf16.vulkan": Start(0.6, 0.3),  # no kernels of its own on many drivers
     "unpack_ops.cpu": Start(0.05, 0.3),  # per GFLOP: of cores, see below
     "token_us.vllm": Start(4.0, 0.5),
     "layer_us.vllm_eager": Start(10.0, 0.5),
@@ -85,7 +111,7 @@ KNOWN: dict[str, Start] = {
 }
 # How far the factor of a narrower case may move.
 BACKEND_FREEDOM = 0.3
-ARCHITECTURE_FREEDOM = {"weights": 0.06, "cache": 0.15, "unpack_ops": 0.15, "layer_us": 0.25, "prompt": 0.35, "attention": 0.25}
+ARCHITECTURE_FREEDOM = {"weights": 0.06, "cache": 0.15, "unpack_ops": 0.15, "layer_us": 0.25, "prompt": 0.35, "attention": 0.35}
 FORMAT_FREEDOM = {"format": 0.15, "prompt_format": 0.25}
 FORMAT_BACKEND_FREEDOM = {"format": 0.12, "prompt_format": 0.25}
 
@@ -106,16 +132,9 @@ class Used(Constants):
         self.names: set[str] = set()
 
     def __getitem__(self, name: str) -> float:
-        self.names.add(name)
+        if not name.endswith("."):  # a part without a name, such as an unknown generation
+            self.names.add(name)
         return super().__getitem__(name)
-
-    def product(self, name: str, *keys: str) -> float:
-        parts = [name]
-        for key in keys:
-            parts.append(key)
-            self.names.add(".".join(parts))
-        self.names.add(name)
-        return super().product(name, *keys)
 
 
 def row_of(point: Point) -> Row | None:
@@ -128,7 +147,8 @@ def row_of(point: Point) -> Row | None:
         return None
     prompt = point.prompt_tokens or END_TO_END_PROMPT
     moment = Moment(point.filled, prompt_tokens=prompt, users=point.users)
-    return Row(point, run, places, moment, speed_kind(places))
+    kind = speed_kind(places, moment, {}, is_prompt=point.is_prompt)
+    return Row(point, run, places, moment, kind)
 
 
 def predicted(row: Row, values: Constants) -> float | None:
@@ -147,15 +167,19 @@ def predicted(row: Row, values: Constants) -> float | None:
 
 def start_of(name: str) -> Start:
     """Where a constant starts: its physical value, or a factor of 1 for a narrower case."""
+    if name in STARTS:
+        return STARTS[name]
     if name in KNOWN:
         return KNOWN[name] if "." not in name else _relative(name)
     first, *keys = name.split(".")
     if not keys:
         return STARTS[first]
     if first in FORMAT_FREEDOM:
+        if len(keys) == 1 and keys[0] in BACKENDS:
+            return Start(1.0, FIXED)  # "weights" and "prompt" have it
         freedom = FORMAT_FREEDOM if len(keys) == 1 else FORMAT_BACKEND_FREEDOM
         return Start(1.0, freedom[first])
-    if len(keys) == 1:
+    if keys[0] in BACKENDS and len(keys) == 1:
         return Start(1.0, 0.8 if first == "users" else BACKEND_FREEDOM)
     return Start(1.0, ARCHITECTURE_FREEDOM.get(first, 0.1))
 
@@ -166,12 +190,33 @@ def _relative(name: str) -> Start:
     return known if is_factor else Start(known.value / base.value, known.freedom)
 
 
-class Fit(NamedTuple):
-    values: dict[str, float]
-    names_of: dict[int, tuple[str, ...]]
+class Fitted(NamedTuple):
+    names: tuple[str, ...]
+    logs: np.ndarray  # of the constants
+    starts: np.ndarray  # the logarithms that they started from
+    stiffness: np.ndarray  # how strongly each is held there
+    jacobian: np.ndarray  # change of each row's logarithm with each constant's
+    errors: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def values(self) -> dict[str, float]:
+        return _values(self.names, self.logs)
+
+    def step(self, rows: np.ndarray) -> np.ndarray:
+        """The step of Gauss and Newton that these rows ask for."""
+        jacobian, errors = self.jacobian[rows], self.errors[rows]
+        scaled = self.weights[rows] / (1 + (errors / (2 * TOLERANCE)) ** 2) / TOLERANCE**2
+        normal = jacobian.T @ (jacobian * scaled[:, None]) + np.diag(self.stiffness**2)
+        gradient = jacobian.T @ (errors * scaled) - self.stiffness**2 * (self.logs - self.starts)
+        return np.linalg.solve(normal, gradient)
 
 
-def fit(rows: list[Row], start: Mapping[str, float] | None = None, steps: int = STEPS) -> dict[str, float]:
+def _values(names: Iterable[str], logs: np.ndarray) -> dict[str, float]:
+    return {name: float(value) for name, value in zip(names, np.exp(logs), strict=True)}
+
+
+def fit(rows: list[Row], steps: int = STEPS) -> Fitted:
     """The constants that explain the rows best."""
     base = {name: start_of(name).value for name in STARTS}
     used: list[tuple[str, ...]] = []
@@ -179,37 +224,44 @@ def fit(rows: list[Row], start: Mapping[str, float] | None = None, steps: int = 
         seen = Used(base)
         predicted(row, seen)
         used.append(tuple(sorted(seen.names)))
-    names = sorted({name for group in used for name in group} | set(STARTS))
-    column = {name: index for index, name in enumerate(names)}
+    names = tuple(sorted({name for group in used for name in group} | set(STARTS)))
     starts = [start_of(name) for name in names]
     prior = np.log([one.value for one in starts])
-    stiffness = np.array([1 / one.freedom for one in starts])
-    logs = np.array([math.log((start or {}).get(name, one.value)) for name, one in zip(names, starts, strict=True)])
-    weights = machine_weights(rows)
-    target = np.log([row.point.measured for row in rows])
-    step = 1e-4
-    damping = 1.0
+    fitted = Fitted(
+        names=names,
+        logs=prior,
+        starts=prior,
+        stiffness=np.array([1 / one.freedom for one in starts]),
+        jacobian=np.zeros((0, len(names))),
+        errors=np.zeros(0),
+        weights=machine_weights(rows),
+    )
+    everything = np.arange(len(rows))
     for _ in range(steps):
-        values = dict(zip(names, np.exp(logs), strict=True))
-        expected = np.array([_log_predicted(row, values) for row in rows])
-        error = target - expected
-        jacobian = np.zeros((len(rows), len(names)))
-        for index, (row, group) in enumerate(zip(rows, used, strict=True)):
-            for name in group:
-                original = values[name]
-                values[name] = original * math.exp(step)
-                jacobian[index, column[name]] = (_log_predicted(row, values) - expected[index]) / step
-                values[name] = original
-        robust = weights / (1 + (error / (2 * TOLERANCE)) ** 2)
-        scaled = robust / TOLERANCE**2
-        normal = jacobian.T @ (jacobian * scaled[:, None]) + np.diag(stiffness**2)
-        gradient = jacobian.T @ (error * scaled) - stiffness**2 * (logs - prior)
-        change = np.linalg.solve(normal, gradient)
-        largest = np.abs(change).max()
-        logs = logs + change * min(1.0, damping / max(largest, 1e-9))
-        if largest < 0.003:
+        fitted = _linearised(fitted, rows, used)
+        change = fitted.step(everything)
+        largest = float(np.abs(change).max())
+        fitted = fitted._replace(logs=fitted.logs + change * min(1.0, 1.0 / max(largest, 1e-9)))
+        if largest < SMALL_STEP:
             break
-    return {name: float(value) for name, value in zip(names, np.exp(logs), strict=True)}
+    return _linearised(fitted, rows, used)
+
+
+def _linearised(fitted: Fitted, rows: list[Row], used: list[tuple[str, ...]]) -> Fitted:
+    """The errors, and how they change with every constant."""
+    column = {name: index for index, name in enumerate(fitted.names)}
+    values = fitted.values
+    jacobian = np.zeros((len(rows), len(fitted.names)))
+    errors = np.zeros(len(rows))
+    for index, (row, group) in enumerate(zip(rows, used, strict=True)):
+        expected = _log_predicted(row, values)
+        errors[index] = math.log(row.point.measured) - expected
+        for name in group:
+            original = values[name]
+            values[name] = original * math.exp(NUDGE)
+            jacobian[index, column[name]] = (_log_predicted(row, values) - expected) / NUDGE
+            values[name] = original
+    return fitted._replace(jacobian=jacobian, errors=errors)
 
 
 def _log_predicted(row: Row, values: Mapping[str, float]) -> float:
@@ -232,7 +284,7 @@ def load_points(path: Path) -> tuple[list[Row], dict[str, int]]:
         try:
             points = list(points_of(raw))
         except UnknownError as error:
-            left_out[str(error).split(":")[0]] += bool(raw.get("tg_tok_s")) + bool(raw.get("pp_tok_s"))
+            left_out[error.part] += bool(raw.get("tg_tok_s")) + bool(raw.get("pp_tok_s"))
             continue
         for point in points:
             row = row_of(point)
@@ -245,39 +297,24 @@ def load_points(path: Path) -> tuple[list[Row], dict[str, int]]:
     return rows, dict(left_out)
 
 
-def left_out_errors(rows: list[Row], whole: Mapping[str, float]) -> list[float]:
-    """The error of each row, predicted by a fit without its machine."""
+def left_out_errors(rows: list[Row], fitted: Fitted) -> list[float]:
+    """The error of each row, predicted by constants that its machine had no part in.
+
+    The constants move by one linear step from those of all machines, which is accurate: they multiply each other.
+    """
+    machines = np.array([row.point.machine for row in rows])
     errors = [0.0] * len(rows)
-    machines = sorted({row.point.machine for row in rows})
-    for number, machine in enumerate(machines, 1):
-        print(f"\r{number} of {len(machines)} machines", end="", file=sys.stderr, flush=True)
-        others = [row for row in rows if row.point.machine != machine]
-        values = dict(whole) if not others else fit(others, {n: v for n, v in whole.items() if n in names_in(others)}, steps=4)
-        for name in STARTS:
-            values.setdefault(name, start_of(name).value)
-        for index, row in enumerate(rows):
-            if row.point.machine == machine:
-                errors[index] = math.log(row.point.measured) - _log_predicted(row, values)
-    print(file=sys.stderr)
+    for machine in sorted(set(machines)):
+        logs = fitted.logs + fitted.step(np.flatnonzero(machines != machine))
+        values = _values(fitted.names, logs)
+        for index in np.flatnonzero(machines == machine):
+            row = rows[index]
+            errors[index] = math.log(row.point.measured) - _log_predicted(row, values)
     return errors
 
 
-_NAMES: dict[int, frozenset[str]] = {}
-
-
-def names_in(rows: Iterable[Row]) -> set[str]:
-    base = {name: start_of(name).value for name in STARTS}
-    found: set[str] = set(STARTS)
-    for row in rows:
-        if id(row) not in _NAMES:
-            seen = Used(base)
-            predicted(row, seen)
-            _NAMES[id(row)] = frozenset(seen.names)
-        found |= _NAMES[id(row)]
-    return found
-
-
 def summary(title: str, errors: Iterable[float]) -> str:
+    errors = list(errors)
     sizes = sorted(abs(error) for error in errors)
     if not sizes:
         return f"{title:24} no points"
@@ -293,7 +330,7 @@ def report(rows: list[Row], errors: list[float]) -> None:
 
     for is_prompt, word in ((False, "decode"), (True, "prompt")):
         select(word, lambda row, p=is_prompt: row.point.is_prompt is p)
-        for kind in ("card", "cpu", "split"):
+        for kind in ("new_card", "cpu", "split", "users"):
             select(f"  {kind}", lambda row, p=is_prompt, k=kind: row.point.is_prompt is p and row.kind == k)
         for name in sorted({str(row.point.row["backend"]) for row in rows}):
             select(f"  {name}", lambda row, p=is_prompt, b=name: row.point.is_prompt is p and row.point.row["backend"] == b)
@@ -303,7 +340,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("points", type=Path, nargs="+")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--leave-one-out", action="store_true")
     arguments = parser.parse_args()
     rows, left_out = [], {}
     for path in arguments.points:
@@ -311,15 +347,72 @@ def main() -> None:
         rows += more
         left_out |= why
     print(f"{len(rows)} points; left out: {sum(left_out.values())}")
-    values = fit(rows)
-    errors = [math.log(row.point.measured) - _log_predicted(row, values) for row in rows]
+    fitted = fit(rows)
+    report(rows, list(fitted.errors))
+    errors = left_out_errors(rows, fitted)
+    print("one machine left out at a time:")
     report(rows, errors)
-    if arguments.leave_one_out:
-        errors = left_out_errors(rows, values)
-        print("one machine left out:")
-        report(rows, errors)
     if arguments.write:
-        OUT.write_text(json.dumps({"constants": {n: round(v, 4) for n, v in values.items()}}, indent=1) + "\n")
+        write(rows, fitted, errors)
+
+
+def write(rows: list[Row], fitted: Fitted, errors: list[float]) -> None:
+    """The constants, and the widths of the intervals, from the errors of left-out machines."""
+    values = {name: float(f"{value:.4g}") for name, value in fitted.values.items()}
+    values |= spreads(rows, errors)
+    machines = {row.point.machine for row in rows}
+    facts = {
+        "about": "fitted by tools/fit_speed.py; docs/speed.md explains the formula",
+        "points": len(rows),
+        "machines": len(machines),
+        "constants": dict(sorted(values.items())),
+    }
+    OUT.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def spreads(rows: list[Row], errors: list[float]) -> dict[str, float]:
+    """How far four of five errors reach, as a factor, for each kind of machine. Every machine has the same weight."""
+    like: dict[tuple[bool, str, str], set[str]] = defaultdict(set)
+    for row in rows:
+        like[_generation(row)].add(row.point.machine)
+    sizes: dict[tuple[bool, str], list[tuple[float, str]]] = defaultdict(list)
+    own: dict[tuple[bool, str], list[float]] = defaultdict(list)
+    for row, error in zip(rows, errors, strict=True):
+        kind = speed_kind(row.places, row.moment, {}, is_prompt=row.point.is_prompt)
+        if kind == "new_card" and len(like[_generation(row)]) > 1:
+            kind = "card"
+        sizes[row.point.is_prompt, kind].append((abs(error), row.point.machine))
+        own[row.point.is_prompt, row.point.machine + row.places[0].backend].append(error)
+    for (is_prompt, machine), found in own.items():
+        if len(found) >= FEW:  # what remains after one measurement of this machine
+            middle = sorted(found)[len(found) // 2]
+            sizes[is_prompt, "calibrated"] += [(abs(error - middle), machine) for error in found]
+    result = {}
+    for (is_prompt, kind), found in sorted(sizes.items()):
+        word = "prompt" if is_prompt else "decode"
+        result[f"spread.{word}.{kind}"] = round(math.exp(_reach(found)), 3)
+        print(f"{word} {kind}: {len(found)} points, width {math.exp(2 * _reach(found)):.2f}")
+    for word, width in ASSUMED_SPREAD.items():
+        result[f"spread.{word}.assumed"] = width
+    return result
+
+
+def _generation(row: Row) -> tuple[bool, str, str]:
+    return row.point.is_prompt, row.places[0].backend, row.places[0].architecture
+
+
+def _reach(sizes: list[tuple[float, str]]) -> float:
+    """The size that four of five are below. A machine's points count as the square root of their number."""
+    count: dict[str, int] = defaultdict(int)
+    for _, machine in sizes:
+        count[machine] += 1
+    total = sum(number**0.5 for number in count.values())
+    passed = 0.0
+    for size, machine in sorted(sizes):
+        passed += count[machine] ** -0.5
+        if passed >= INSIDE * total:
+            return size
+    return sizes[-1][0]
 
 
 if __name__ == "__main__":

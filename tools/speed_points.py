@@ -11,6 +11,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -42,7 +43,11 @@ _MIXES = {"MXFP4": "MXFP4_MOE", "Q4_K_XL": "UD-Q4_K_XL"}
 
 
 class UnknownError(Exception):
-    """A point that cannot be expressed; the message says which part of it is unknown."""
+    """A point that cannot be expressed, because a part of it is unknown: its model, device or quantisation."""
+
+    def __init__(self, part: str, name: str) -> None:
+        super().__init__(f"{part} {name}")
+        self.part = part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +153,7 @@ def _described(
             return what_if_machine(devices=(f"{count}x {device}",) if count > 1 else (device,))
         except EdgekitError:
             continue
-    raise UnknownError(f"device {name}")
+    raise UnknownError("device", name)
 
 
 def _device_names(
@@ -163,17 +168,41 @@ def _device_names(
     yield from (f"{name} {size}GB" for size in sorted(_SIZES, reverse=True))
 
 
+_SOCKETS = re.compile(r"(\d) ?x (.+)")
 _SIZES = (4, 6, 8, 10, 11, 12, 16, 18, 20, 24, 32, 36, 40, 48, 64, 80, 96, 128, 141, 192, 256, 512)
 
 
 def _processor(name: str, ram: str) -> Machine:
     """A machine without a GPU: a processor of the table, or one that only its name is known of."""
-    plain = name.removesuffix(" CPU").partition(",")[0].strip()
-    try:
-        machine = what_if_machine(ram=ram, cpu=plain)
-    except (EdgekitError, TypeError):
+    counted = _SOCKETS.fullmatch(name)
+    sockets, plain = (int(counted[1]), counted[2]) if counted else (1, name)
+    for part in _processor_names(plain):
+        with suppress(EdgekitError):
+            machine = what_if_machine(ram=ram, cpu=part)
+            break
+        with suppress(EdgekitError):  # the processor of a complete machine, such as a Mac
+            machine = replace(what_if_machine(devices=(part,)), devices=())
+            break
+    else:
         machine = what_if_machine(ram=ram)
-    return replace(machine, system=System.LINUX, devices=(), processor=machine.processor or plain)
+    host = machine.host
+    if sockets > 1 and host is not None and host.bandwidth_bytes_per_s is not None:
+        host = replace(host, bandwidth_bytes_per_s=sockets * host.bandwidth_bytes_per_s)
+    cores = None if machine.cores is None else sockets * machine.cores
+    return replace(machine, system=System.LINUX, host=host, cores=cores)
+
+
+def _processor_names(name: str) -> Iterator[str]:
+    """'Radxa Orion O6 (CIX P1)' -> with and without what is in parentheses or after a comma, and that alone."""
+    outside, _, inside = name.partition("(")
+    yield from dict.fromkeys(
+        part.removesuffix(" CPU").strip()
+        for part in (
+            name, name.partition(",")[0], outside, inside.rstrip(")"), inside.partition(",")[0],
+            *(f"{outside.removesuffix(' CPU').strip()} {size}GB" for size in _SIZES),
+        )
+        if part.strip()
+    )  # fmt: skip
 
 
 # -- models ----------------------------------------------------------------------------------
@@ -190,7 +219,7 @@ def model_named(model: str | None, file: str | None, has_metal: bool) -> Resolve
             continue
         if resolved.assumed is None:
             return resolved
-    raise UnknownError(f"model {model or file}")
+    raise UnknownError("model", str(model or file))
 
 
 def _names(model: str | None, file: str | None) -> Iterator[str]:
@@ -228,7 +257,7 @@ def _priced(
     try:
         return _on_engine(row, engine, resolved, quant, machine, load)
     except EdgekitError as error:
-        raise UnknownError(f"{resolved.name} {quant} on {engine}: {error}") from error
+        raise UnknownError("set-up", f"{resolved.name} {quant} on {engine}: {error}") from error
 
 
 def _on_engine(
@@ -285,7 +314,7 @@ def _file_model(resolved: ResolvedModel, quant: str) -> tuple[Model, str | None]
             continue
     if quant == "MXFP4":
         return _opened(resolved, "MXFP4_MOE")
-    raise UnknownError(f"quantisation {quant}")
+    raise UnknownError("quantisation", quant)
 
 
 def _llamacpp_setup(row: dict[str, Any], count: int, mix: str | None) -> LlamaCppSetup:

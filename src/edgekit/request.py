@@ -93,10 +93,13 @@ class Request:
     backend: str | None = None  # only in rows of a batch
     context: int | None = None  # 0: the whole native context
     quant: str | None = None  # quantisation of the weights, for any engine
-    machine: Machine | None = field(default=None, repr=False)  # instead of devices, ram and vram
+    machine: Machine | None = field(
+        default=None, repr=False
+    )  # instead of devices, ram, vram and cpu
     devices: tuple[str, ...] = ()
     ram: str | None = None
     vram: str | None = None
+    cpu: str | None = None
     users: int | None = None  # users at the same time, each with a separate context
     sequences: int | None = None  # sequences at the same time, which share one context
     job: Job | None = None  # prompt and answer that the context is sized for
@@ -146,6 +149,8 @@ class Request:
                 is_set = not isinstance(value, bool) if flag.metavar else value == flag.value
                 if value is not None and is_set:
                     given.setdefault(owner, {})[flag.key] = value
+        if "cpu" in flags:  # of an estimate: what a build is made for, not a machine
+            fields = {name: value for name, value in fields.items() if name != "cpu"}
         return _parsed(given, fields, one_engine=one_engine)
 
     @classmethod
@@ -158,6 +163,7 @@ class Request:
         device: str | None = None,
         ram: str | None = None,
         vram: str | None = None,
+        cpu: str | None = None,
         machine: Machine | None = None,
         job: tuple[int, int] | None = None,
         max_use: float | None = None,
@@ -173,14 +179,14 @@ class Request:
         mix = (options or {}).get("quant") if quant is None else quant
         if not isinstance(mix, str | None):
             raise UsageError(f"quant {mix!r:.60} is not a name such as 'Q4_K_M'")
-        hardware = {"device": device, "ram": ram, "vram": vram}
+        hardware = {"device": device, "ram": ram, "vram": vram, "cpu": cpu}
         for name, value in hardware.items():
             if not isinstance(value, str | None):
                 raise UsageError(
                     f"{name} {value!r:.60} is not a string such as 'RTX 4090' or '24G'"
                 )
         if machine is not None and any(value is not None for value in hardware.values()):
-            raise UsageError("give either a machine or device, ram and vram, not both")
+            raise UsageError("give either a machine or device, ram, vram and cpu, not both")
         for name, number in {**numbers, "reserve": reserve}.items():
             _check_whole(name, number)
         if numbers.get("users") is not None and numbers.get("sequences") is not None:
@@ -201,6 +207,7 @@ class Request:
             devices=() if device is None else (device,),
             ram=ram,
             vram=vram,
+            cpu=cpu,
             job=_python_job(job),
             max_use=max_use,
             min_speed=None if min_speed is None else read_min_speed(f"{min_speed}"),
@@ -261,7 +268,9 @@ class Request:
             return self.machine
         from edgekit.machine.what_if import requested_machine
 
-        machine = requested_machine(devices=self.devices, ram=self.ram, vram=self.vram)
+        machine = requested_machine(
+            devices=self.devices, ram=self.ram, vram=self.vram, cpu=self.cpu
+        )
         sizes = [memory.total_bytes for memory in (machine.host, *machine.devices) if memory]
         if sizes and self.reserve_bytes and self.reserve_bytes > max(sizes):
             raise UsageError(
@@ -330,6 +339,7 @@ def _parsed(
         devices=tuple(fields.get("device") or ()),
         ram=fields.get("ram"),
         vram=fields.get("vram"),
+        cpu=fields.get("cpu"),
         users=number("users", 1),
         job=parsed("job", _job),
         min_context=number("min_context", 0),

@@ -109,6 +109,7 @@ CHECKS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"model": "qwen3-8b", "device": "m3-max-64", "engine": "mlx", "job": "6000+800"}, ("qwen3-8b", "--device", "m3-max-64", "--engine", "mlx", "--job", "6000+800")),
     ({"model": "qwen3-8b", "engine": "all", "device": ["2x RTX 3090"]}, ("qwen3-8b", "--engine", "all", "--device", "2x RTX 3090")),
     ({"model": "qwen3-8b", "min_speed": 60, "prompt_tokens": 500, **CARD}, ("qwen3-8b", "--min-speed", "60", "--prompt", "500", *CARD_WORDS)),
+    ({"model": "qwen3-8b", "ram": "2x16G DDR5-6000", "cpu": "Ryzen 7 7700"}, ("qwen3-8b", "--ram", "2x16G DDR5-6000", "--cpu", "Ryzen 7 7700")),
     ({"model": "qwen3-8b", "ram": "16G", "window_budget": "1G"}, ("qwen3-8b", "--ram", "16G", "--window-budget", "1G")),
     ({"model": "deepseek-v3", **CARD}, ("deepseek-v3", *CARD_WORDS)),
     ({"model": "qwen3-8b", "quant": "Q8_0", "users": 2, "context": "4k", **CARD}, ("qwen3-8b", "--quant", "Q8_0", "--users", "2", "-c", "4k", *CARD_WORDS)),
@@ -225,6 +226,7 @@ MISTAKES: list[tuple[int, str, dict[str, Any], tuple[str, ...]]] = [
     (404, "estimate", {"model": "catalog:nothing"}, ("catalog:nothing",)),
     (422, "check", {"model": "qwen3-8b", "engine": "mlx", "ram": "8G"}, ("qwen3-8b", "--engine", "mlx", "--ram", "8G")),
     (400, "check", {"model": "qwen3-8b", "device": ["RTX 9999"]}, ("qwen3-8b", "--device", "RTX 9999")),
+    (400, "check", {"model": "qwen3-8b", "cpu": "Ryzen 7 7700"}, ("qwen3-8b", "--cpu", "Ryzen 7 7700")),
     (400, "check", {"model": "qwen3-8b", "ram": "64"}, ("qwen3-8b", "--ram", "64")),
     (400, "plan", {"model": "qwen3-8b", "parallel": 2, **CARD}, ("qwen3-8b", "-np", "2", *CARD_WORDS)),
     (400, "recommend", {"task": "dance"}, ("--task", "dance")),
@@ -257,6 +259,7 @@ ABOUT: list[tuple[str, dict[str, Any], str | None]] = [
     ("check", {"model": "qwen3-8b", "device": ["nonsense"]}, "machine"),
     ("fit", {"model": "qwen3-8b", "device": ["m3-max-36"], "ram": "64G"}, "machine"),
     ("curves", {"model": "qwen3-8b", "ram": "64"}, "machine"),
+    ("curves", {"model": "qwen3-8b", "ram": "64G", "cpu": "Ryzen 7 7701"}, "machine"),
     ("plan", {"model": "qwen3-8b", "vram": [24]}, "machine"),
     ("check", {"model": "qwen3-8b", "context": "NaN"}, "settings"),
     ("check", {"model": "qwen3-8b", "cpu_moe": "banana"}, "settings"),
@@ -437,7 +440,7 @@ def test_hostile_values_in_a_body_are_refused_with_a_message(server: str, value:
         assert answer.status == 400, (name, answer.body)
         assert name in answer.error["message"] or "--" in answer.error["message"]
         assert len(answer.body) < 1000
-    for name in ("ram", "vram", "job", "min_context", "device"):
+    for name in ("ram", "vram", "cpu", "job", "min_context", "device"):
         fields = {"model": "qwen3-8b", "ram": "8G", name: value}
         answer = ask(server, "/api/v1/fit", fields)
         assert answer.status == 400, (name, answer.body)

@@ -182,6 +182,7 @@ def key_of(
             host.limited_total_bytes,
             host.total_bytes,
             host.bandwidth_bytes_per_s,
+            host.bandwidth_basis,
         )
     cards = [replace(device, users=(), because="") for device in machine.devices]
     identity = (
@@ -189,7 +190,15 @@ def key_of(
         STORED_FORMAT,
         engine.version(engine.default_setup()),
         replace(request, machine=None),
-        (machine.system, machine.cores, ram, repr(cards), machine.measured),
+        (
+            machine.system,
+            machine.processor,
+            machine.cores,
+            sorted(machine.instructions),
+            ram,
+            repr(cards),
+            machine.measured,
+        ),
         [(entry, entry.header) for entry in entries],
         data_stamp(),
         question,

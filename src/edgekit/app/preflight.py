@@ -44,6 +44,7 @@ def model_preflight(
     device: str | None = None,
     ram: str | None = None,
     vram: str | None = None,
+    cpu: str | None = None,
     machine: Machine | None = None,
     min_context: int | None = None,
     min_speed: float | None = None,
@@ -61,11 +62,11 @@ def model_preflight(
     `engine` is llama.cpp, vllm, mlx, stream (the built-in one) or auto. Without `context` the default context is
     judged; a `job` (prompt tokens, new tokens) sizes it for known work. Each of the `users` has a separate context;
     `sequences` share one. `quant` is the quantisation of the weights: "Q8_0", "4bit", "fp8". `options` are the
-    engine's, by its names: `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`, `ram` and `vram` describe another
-    machine: "RTX 4090", "m3-max-64", "32G", "24G,24G". `max_use=0.85` fails a model that needs more than 85 % of the
-    usable memory; `reserve` is the memory to leave free on every card and in RAM, in bytes. Settings slower than
-    `min_speed` tokens per second are only chosen if nothing is faster; `result.is_fast_enough` says so. The time to
-    the first token is that of a prompt of `prompt_tokens` (default 1,000).
+    engine's, by its names: `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`, `ram`, `vram` and `cpu` describe
+    another machine: "RTX 4090", "m3-max-64", "32G DDR5-6000", "24G,24G", "Ryzen 7 7700". `max_use=0.85` fails a model
+    that needs more than 85 % of the usable memory; `reserve` is the memory to leave free on every card and in RAM, in
+    bytes. Settings slower than `min_speed` tokens per second are only chosen if nothing is faster;
+    `result.is_fast_enough` says so. The time to the first token is that of a prompt of `prompt_tokens` (default 1,000).
 
     Of a GGUF file on the hub, the first range is read, and the tensor directory only if the verdict depends on it;
     `exact=True` always reads it, for an estimate to the byte. A note says if tensors were not checked.
@@ -89,6 +90,7 @@ def model_preflight(
         device=device,
         ram=ram,
         vram=vram,
+        cpu=cpu,
         machine=machine,
         job=job,
         max_use=max_use,
@@ -116,6 +118,7 @@ def can_load(
     device: str | None = None,
     ram: str | None = None,
     vram: str | None = None,
+    cpu: str | None = None,
     machine: Machine | None = None,
     min_context: int | None = None,
     max_use: float | None = None,
@@ -139,6 +142,7 @@ def can_load(
         device=device,
         ram=ram,
         vram=vram,
+        cpu=cpu,
         machine=machine,
         max_use=max_use,
         reserve=reserve,

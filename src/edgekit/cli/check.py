@@ -196,7 +196,7 @@ def run_compare(arguments: argparse.Namespace) -> str:
     """Engines for one model, or models on one machine. A failure is a row; if all fail, it is an error."""
     request = Request.from_argv(arguments)  # errors in flags come before anything is read
     names = references(arguments.models)
-    has_machine = request.devices or request.ram or request.vram or request.job
+    has_machine = request.devices or request.ram or request.vram or request.cpu or request.job
     with open_session(arguments, quiet=arguments.json) as session:
         if len(names) == 1 and arguments.engine is None and not has_machine:
             comparison = compare(names[0], request, session)

@@ -324,6 +324,8 @@ examples:
   edgekit hardware --json
   edgekit hardware --device 2x "RTX 3090" --ram 64G
   edgekit hardware --device m3-max-64
+  edgekit hardware --cpu "Ryzen 7 7700" --ram "2x16G DDR5-6000"
+  edgekit hardware --measure
   edgekit hardware --devices
 
 """
@@ -334,11 +336,16 @@ def add_hardware(commands: Commands) -> None:
         commands,
         "hardware",
         run="facts:run_hardware",
-        usage="edgekit hardware [--device NAME] [--ram SIZE] [--vram SIZES] [--devices] [--json]",
+        usage="edgekit hardware [--device NAME] [--ram SIZE] [--vram SIZES] [--cpu NAME] [--measure] [--devices]",
         description="Shows the memory and GPUs of this machine, what limits and uses them, and how much llama.cpp, "
         "vLLM and MLX may use: what is free, minus a reserve.",
         epilog=DEVICE_FORMS + _HARDWARE_EXAMPLES,
-        options={**JSON, "--devices": "list all devices that --device knows", **DEVICES},
+        options={
+            **JSON,
+            "--devices": "list all devices that --device knows",
+            "--measure": "measure the RAM bandwidth of this machine now (under a second) and save it",
+            **DEVICES,
+        },
     )
 
 

@@ -28,12 +28,21 @@ def run_inspect(arguments: argparse.Namespace) -> str:
 
 def run_hardware(arguments: argparse.Namespace) -> str:
     """The machine, or with --devices all known devices. A failed probe is a note, not an error."""
+    is_described = bool(arguments.device or arguments.ram or arguments.vram or arguments.cpu)
     if arguments.devices:
-        if arguments.device or arguments.ram or arguments.vram:
+        if is_described or arguments.measure:
             raise UsageError(
                 "--devices lists all known devices; it cannot be combined with --device, "
-                "--ram or --vram"
+                "--ram, --vram, --cpu or --measure"
             )
         return json_text(devices_json()) if arguments.json else devices_text(screen())
+    if is_described and arguments.measure:
+        raise UsageError(
+            "--measure measures this machine: leave out --device, --ram, --vram, --cpu"
+        )
     machine = Request.from_argv(arguments).find_machine()
+    if arguments.measure:
+        from edgekit.app.calibrate import measure_memory
+
+        machine = measure_memory(machine)
     return json_text(hardware_json(machine)) if arguments.json else hardware_text(machine, screen())

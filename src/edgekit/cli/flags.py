@@ -32,7 +32,8 @@ MODEL is any of
 """
 DEVICE_FORMS = """\
 --device takes the name of a GPU, Mac, board or phone: "RTX 4090", h100, m3-max-64, phone-8; 2x "RTX 3090" for two
-(edgekit hardware --devices lists them). SIZES are binary: 24G, 24 GB and 24GiB are the same.
+(edgekit hardware --devices lists them). --cpu and --ram "32G DDR5-6000" tell how fast the CPU and RAM are.
+SIZES are binary: 24G, 24 GB and 24GiB are the same.
 """
 ENVIRONMENT = """\
 environment: HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE, OLLAMA_MODELS, NO_COLOR,
@@ -94,9 +95,12 @@ _DEVICE = {
     "--device, --gpu NAME...": 'GPU, Mac, board or phone by name: "RTX 4090", "2x RTX 3090", m3-max-64; repeat it for '
     "several"
 }
-_RAM = {"--ram SIZE": "system RAM of that machine: 32G"}
+_RAM = {
+    "--ram SIZE": 'system RAM of that machine, with its speed if known: 32G, "32G DDR5-6000", "8x32G DDR4-3200"'
+}
 _VRAM = {"--vram SIZES": "memory of each NVIDIA GPU, instead of a name: 24G,24G"}
-DEVICES: Rows = {"another machine instead of this one": {**_DEVICE, **_RAM, **_VRAM}}
+_CPU = {"--cpu NAME": 'its processor: "Ryzen 7 7700", i7-12700K, "EPYC 9654"'}
+DEVICES: Rows = {"another machine instead of this one": {**_DEVICE, **_RAM, **_VRAM, **_CPU}}
 DEVICES_WITHOUT_RAM: Rows = {"another machine instead of this one": {**_DEVICE, **_VRAM}}
 LIMITS: Rows = {
     "how full the memory may be": {

@@ -98,7 +98,8 @@ def plan_words(arguments: argparse.Namespace) -> Iterator[str]:
     """The flags with which `edgekit plan` and `check` answer the same request for one model."""
     for device in arguments.device:
         yield from ("--device", device)
-    for name in ("ram", "vram", "reserve", "max_use", "users", "min_context", "min_speed", "job"):
+    names = ("ram", "vram", "cpu", "reserve", "max_use", "users", "min_context", "min_speed", "job")
+    for name in names:
         value = getattr(arguments, name)
         if value is not None:
             yield from (f"--{name.replace('_', '-')}", value)

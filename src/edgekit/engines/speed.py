@@ -20,7 +20,7 @@ from functools import cache
 from pkgutil import get_data  # importlib.resources takes 5 ms to import
 from typing import Any, NamedTuple
 
-from edgekit.bill.types import Component, Load, PricedLoad, Speed, Task
+from edgekit.bill.types import Component, PricedLoad, Speed, Task
 from edgekit.engines import engine_named
 from edgekit.engines.token_reads import PoolReads, TokenReads
 from edgekit.machine.types import Device, Machine, PoolKind, Vendor
@@ -31,8 +31,6 @@ GB = 10**9
 MICRO = 1e-6
 USUAL_FILL_TOKENS = 1024  # in the context: a short conversation
 USUAL_PROMPT_TOKENS = 1000
-DEFAULT_BATCH_TOKENS = 512  # of a prompt, computed together
-DEFAULT_LOGICAL_BATCH = 2048  # given to the cards at once
 LEAST_SENT_TOKENS = 32  # ggml-cuda.cu: a smaller batch is computed where its weights are
 
 
@@ -92,12 +90,11 @@ class Constants(Mapping[str, float]):
         return len(self._values)
 
     def product(self, name: str, *keys: str) -> float:
-        """The constant times its factors for ever narrower cases. A case without a factor of its own has 1."""
-        value, name = self._values[name], name
+        """The constant times its factors for these keys, alone and together. A case without a factor has 1."""
+        value = self[name]
         for key in keys:
-            name = f"{name}.{key}"
-            value *= self._values.get(name, 1.0)
-        return value
+            value *= self.get(f"{name}.{key}", 1.0)
+        return value * self.get(".".join((name, *keys)), 1.0) if len(keys) > 1 else value
 
 
 @cache
@@ -148,6 +145,16 @@ def architecture_of(card: Device) -> str:
     return card.architecture
 
 
+_WORKSTATION = re.compile(r"\b(?:A\d{1,4}0|L\d{1,2}S?|RTX (?:A\d{4}|\d000 Ada|PRO \d)|Quadro|PRO [WV]\d|W[5-7]\d00)\b")
+
+
+def _market(card: Device) -> str:
+    """What a card is made for, where it is slower than others of its generation: see `Place`."""
+    if card.vendor is Vendor.APPLE:
+        return "ultra" if "Ultra" in card.name else ""
+    return "workstation" if _WORKSTATION.search(card.name) else ""
+
+
 # Matrix units of one multiprocessor / its FP32 units. GeForce cards have half of it with FP32 sums, which llama.cpp does
 # not use: it sums in FP16, or multiplies integers.
 _MATRIX_SHARES = ((12, 0, 4), (10, 0, None), (9, 0, None), (8, 6, 4), (8, 0, None), (7, 0, 8))
@@ -155,7 +162,7 @@ _MATRIX_SHARES = ((12, 0, 4), (10, 0, None), (9, 0, None), (8, 6, 4), (8, 0, Non
 
 def _matrix_flops(card: Device) -> float | None:
     """Operations per second of the units that multiply matrices, or else of FP16."""
-    known = card.matrix_flops or card.fp16_flops
+    known = card.matrix_flops or max(card.fp16_flops or 0.0, card.fp32_flops or 0.0) or None
     if card.capability is None or card.fp32_flops is None:
         return known
     share = next((row[2] for row in _MATRIX_SHARES if card.capability >= row[:2]), None)
@@ -218,12 +225,13 @@ class SequenceRun:
     """One sequence as an engine runs it on a machine: everything that the speed depends on."""
 
     model: Model
-    load: Load
     reads: TokenReads
     machine: Machine
     cards: tuple[Device, ...]  # in the order of the bill's pools
     backend: str  # of the cards, as in the names of constants: "cuda", "mlx", "vllm"
     weights: str  # how they are packed: "k", "q8", "f16"
+    batch_tokens: int  # of a prompt, computed together
+    logical_tokens: int = 0  # of a prompt, given to several cards at once
     tensor_ranks: int = 1
     pipeline_stages: int = 1  # run one after another; the bill is for the fullest, the slowest one
     is_divided: bool = False  # every layer is on all cards, which work at the same time
@@ -238,6 +246,7 @@ class Place(NamedTuple):
     architecture: str
     bandwidth: float  # bytes per second
     text: str
+    market: str = ""  # "workstation": clocks and power below a gaming card's; "ultra": two dies
     vector_flops: float | None = None
     matrix_flops: float | None = None
     assumed: bool = False
@@ -259,16 +268,19 @@ def modelled_speed(
     decode = 1 / decode_s(run, places, moment, values)
     prefill_s = prompt_token_s(run, places, moment, values)
     ratio = measured or MeasuredRatio()
-    kind = speed_kind(places) if measured is None else f"calibrated_{speed_kind(places)}"
+    decode_kind, prompt_kind = (
+        speed_kind(places, moment, values, is_prompt=is_prompt, calibrated=measured is not None)
+        for is_prompt in (False, True)
+    )
     because = _because(run, places, moment.filled_tokens)
     if measured is not None and measured.text:
         because += f"; {measured.text}"
     assumed = any(place.assumed and place.reads.is_read for place in places)
     return Speed(
-        decode=_interval(decode * ratio.decode, values.product("spread.decode", kind)),
+        decode=_interval(decode * ratio.decode, values[f"spread.decode.{decode_kind}"]),
         prefill=None
         if prefill_s is None
-        else _interval(ratio.prefill / prefill_s, values.product("spread.prompt", kind)),
+        else _interval(ratio.prefill / prefill_s, values[f"spread.prompt.{prompt_kind}"]),
         because=because,
         basis=Basis.ASSUMED if assumed else Basis.MODELLED,
     )
@@ -278,15 +290,30 @@ def _interval(typical: float, spread: float) -> tuple[float, float]:
     return typical / spread, typical * spread
 
 
-def speed_kind(places: tuple[Place, ...]) -> str:
-    """The kind of machine, which decides how wide the interval is."""
+def speed_kind(
+    places: tuple[Place, ...],
+    moment: Moment,
+    values: Mapping[str, float],
+    *,
+    is_prompt: bool,
+    calibrated: bool = False,
+) -> str:
+    """What decides how wide the interval is: the kind of machine, and whether a machine like it was measured."""
     read = [place for place in places if place.reads.is_read]
     if any(place.assumed for place in read):
         return "assumed"
+    if calibrated:
+        return "calibrated"
+    if moment.users > 1 and not is_prompt:
+        return "users"
     hosts = sum(place.is_host for place in read)
-    if not hosts:
-        return "card"
-    return "cpu" if hosts == len(read) else "split"
+    if hosts:
+        return "cpu" if hosts == len(read) else "split"
+    constant = "prompt" if is_prompt else "layer_us"
+    is_new = any(
+        f"{constant}.{place.backend}.{place.architecture}" not in values for place in read
+    )
+    return "new_card" if is_new else "card"
 
 
 def places_of(run: SequenceRun) -> tuple[Place, ...] | None:
@@ -321,6 +348,7 @@ def places_of(run: SequenceRun) -> tuple[Place, ...] | None:
             architecture=architecture_of(card),
             bandwidth=bandwidth,
             text=f"{card.name} at {bandwidth / GB:,.0f} GB/s",
+            market=_market(card),
             vector_flops=card.fp32_flops,
             matrix_flops=_matrix_flops(card),
             unified=card.unified,
@@ -332,6 +360,7 @@ def places_of(run: SequenceRun) -> tuple[Place, ...] | None:
 def _weights_rate(run: SequenceRun, place: Place, values: Constants) -> float:
     """Bytes of weights per second."""
     share = values.product("weights", place.backend, place.architecture)
+    share *= values.get(f"market_weights.{place.market}", 1.0)
     return place.bandwidth * share * values.product("format", run.weights, place.backend)
 
 
@@ -391,6 +420,7 @@ def prompt_rate(run: SequenceRun, place: Place, values: Constants) -> float | No
     if peak is None:
         return None
     share = values.product("prompt", place.backend, place.architecture)
+    share *= values.get(f"market_prompt.{place.market}", 1.0)
     return peak * share * values.product("prompt_format", run.weights, place.backend)
 
 
@@ -402,7 +432,7 @@ def prompt_token_s(
     rates = [prompt_rate(run, place, values) for place in places]
     if not weights.parameters or not places or None in rates:
         return None
-    batch = max(1, min(run.load.microbatch_tokens or DEFAULT_BATCH_TOKENS, moment.prompt_tokens))
+    batch = max(1, min(run.batch_tokens, moment.prompt_tokens))
     held_bytes = sum(place.reads.held_bytes for place in places) or 1
     # On average a prompt token attends to half of the prompt.
     attended = moment.filled_tokens + moment.prompt_tokens // 2
@@ -422,7 +452,8 @@ def prompt_token_s(
         wasted = 1.0 + values.product("expert_tokens", worker.backend) / max(per_expert, 1e-6)
         expert_s = flops * experts_share * wasted / rate  # type: ignore[operator] # no rate is None
         seconds = flops * (1.0 - experts_share) / rate + expert_s  # type: ignore[operator] # as above
-        attention_rate = rate * values.product("attention", worker.backend, worker.architecture)  # type: ignore[operator] # as above
+        peak = (worker.vector_flops if worker.is_host else worker.matrix_flops) or 1.0
+        attention_rate = peak * values.product("attention", worker.backend, worker.architecture)
         seconds += attention * reads.held_bytes / held_bytes / attention_rate
         tile = values.product("prompt_tile", worker.backend)
         cache_rate = worker.bandwidth * values.product("cache", worker.backend, worker.architecture)
@@ -433,7 +464,7 @@ def prompt_token_s(
             once_s += once_bytes / (values["link_gb_per_s"] * GB)
         launches = reads.layers * values.product("prompt_layer_us", worker.backend) * MICRO
         total_s += seconds + (once_s + launches) / batch
-    micro_batches = max(1.0, min(run.load.batch_tokens or DEFAULT_LOGICAL_BATCH, moment.prompt_tokens) / batch)
+    micro_batches = max(1.0, min(run.logical_tokens, moment.prompt_tokens) / batch)
     return total_s / run.tensor_ranks / _pipelined(len(on_cards), micro_batches)
 
 

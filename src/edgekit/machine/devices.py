@@ -337,7 +337,7 @@ def _devices(words: Words) -> tuple[KnownDevice, ...]:
     names: set[str] = set()
     devices: list[KnownDevice] = []
     for file in FILES:
-        for line in _table_lines(file):
+        for line in table_lines(file):
             is_match = all(word in line.lower() for word in required_words)
             row = dict(zip(COLUMNS, line.split("\t"), strict=True))
             for size in row["size_gb"].split(","):
@@ -349,7 +349,7 @@ def _devices(words: Words) -> tuple[KnownDevice, ...]:
 
 
 @cache
-def _table_lines(file: str) -> tuple[str, ...]:
+def table_lines(file: str) -> tuple[str, ...]:
     """The rows of a file in device_data/, without its heading."""
     text = get_data("edgekit.machine", f"device_data/{file}") or b""
     return tuple(text.decode().splitlines()[1:])
@@ -359,7 +359,7 @@ def _table_lines(file: str) -> tuple[str, ...]:
 def app_limits() -> dict[tuple[Vendor, int], AppLimit]:
     """(maker, RAM in GB) -> limit; Apple stands for iOS, other makers for Android."""
     limits: dict[tuple[Vendor, int], AppLimit] = {}
-    for line in _table_lines(APP_LIMITS_FILE):
+    for line in table_lines(APP_LIMITS_FILE):
         vendor, size_gb, app_mib, plain_mib, source = line.split("\t")
         limits[Vendor(vendor), int(size_gb)] = AppLimit(
             app_bytes=_bytes(app_mib), plain_bytes=_bytes(plain_mib) or None, source=source

@@ -40,6 +40,14 @@ def processor_name(surroundings: Surroundings) -> str:
             line = re.search(rf"^{key}\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
             if line and (name := one_line(line[1], 96)):
                 return name
+        # ARM boards: "Orange Pi 5 Plus"
+        tree = text_of(surroundings.root / "proc/device-tree/model") or ""
+        if name := one_line(tree.rstrip("\0"), 96):
+            return name
+    if surroundings.system is System.WINDOWS and (
+        name := one_line(surroundings.processor_brand(), 96)
+    ):
+        return name
     return one_line(platform.processor() or platform.machine(), 96)
 
 

@@ -19,9 +19,12 @@ from edgekit.machine.host import (
     shared_memory_notes,
     without_gpu_memory,
 )
+from edgekit.machine.instructions import find_instructions
+from edgekit.machine.memory_modules import installed_bandwidth, with_bandwidth
 from edgekit.machine.nvidia import find_nvidia, visible_devices
 from edgekit.machine.surroundings import Findings, Surroundings, in_wsl
 from edgekit.machine.types import Device, Machine, System, Vendor, is_arm
+from edgekit.units import Basis
 
 PROBES: tuple[tuple[str, Callable[[Surroundings], Findings]], ...] = (
     ("NVIDIA GPUs", find_nvidia),
@@ -75,6 +78,13 @@ def detect(surroundings: Surroundings | None = None) -> Machine:
         machine = replace(machine, processor=processor_name(surroundings))
     with suppress(Exception):  # for display only
         machine = replace(machine, cores=core_count(surroundings))
+    with suppress(Exception):  # for the expected speed only
+        found = find_instructions(surroundings, machine.processor)
+        machine = replace(machine, instructions=found)
+    with suppress(Exception):  # for the expected speed only
+        bandwidth = installed_bandwidth(surroundings, machine.processor, devices)
+        if bandwidth is not None and machine.host is not None:
+            machine = replace(machine, host=with_bandwidth(machine.host, bandwidth))
     with suppress(Exception):
         machine = _calibrated(machine, surroundings)
     return machine
@@ -102,6 +112,7 @@ def _calibrated(machine: Machine, surroundings: Surroundings) -> Machine:
             host,
             bandwidth_bytes_per_s=measured.host.bandwidth_bytes_per_s,
             bandwidth_because=f"measured here on {measured.host.date}",
+            bandwidth_basis=Basis.EXACT,
         )
     return replace(machine, host=host, measured=measured)
 

@@ -70,6 +70,44 @@ def _page_file() -> tuple[int, int] | None:
     return int(status[3]), int(status[4])
 
 
+_RSMB = 0x52534D42  # the signature of the SMBIOS tables
+_FIRMWARE_TABLE_BYTES = 1024**2  # the largest real tables have about 64 KiB
+
+
+def _firmware_table() -> bytes | None:
+    """Windows' RawSMBIOSData: a header of 8 bytes and the SMBIOS table; None elsewhere."""
+    windll = getattr(ctypes, "windll", None)
+    if windll is None:
+        return None
+    call = windll.kernel32.GetSystemFirmwareTable
+    size = call(_RSMB, 0, None, 0)
+    if not 0 < size <= _FIRMWARE_TABLE_BYTES:
+        return None
+    table = ctypes.create_string_buffer(size)
+    return table.raw[: min(size, call(_RSMB, 0, table, size))]
+
+
+def _processor_feature(number: int) -> bool:
+    """Windows' IsProcessorFeaturePresent; False elsewhere."""
+    windll = getattr(ctypes, "windll", None)
+    return windll is not None and bool(windll.kernel32.IsProcessorFeaturePresent(number))
+
+
+def _processor_brand() -> str:
+    """The processor's name in Windows' registry; empty elsewhere."""
+    try:
+        import winreg
+    except ImportError:
+        return ""
+    registry: Any = winreg  # its functions are typed on Windows only
+    key = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+    try:
+        with registry.OpenKey(registry.HKEY_LOCAL_MACHINE, key) as opened:
+            return str(registry.QueryValueEx(opened, "ProcessorNameString")[0])
+    except OSError:
+        return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """The system that the probes read: files below `root`, variables, and functions that tests replace."""
@@ -82,6 +120,9 @@ class Surroundings:
     nvml: Callable[[], Nvml] = _nvml
     sysctl: Callable[[str], bytes | None] = _sysctl
     page_file: Callable[[], tuple[int, int] | None] = _page_file
+    firmware_table: Callable[[], bytes | None] = _firmware_table
+    processor_feature: Callable[[int], bool] = _processor_feature
+    processor_brand: Callable[[], str] = _processor_brand
     calibration: Callable[[], Stored] = read_calibration
     deadline_s: float = 3.0  # for a driver to answer; a healthy one takes about 0.1 s
 

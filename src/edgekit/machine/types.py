@@ -58,6 +58,8 @@ class HostMemory:
     limits: tuple[MemoryLimit, ...] = ()
     bandwidth_bytes_per_s: int | None = None
     bandwidth_because: str = ""  # "measured here on 2026-11-16"; empty: the maker's figure
+    # EXACT: measured. MODELLED: the theoretical peak of known memory. ASSUMED: speed or channels are a guess.
+    bandwidth_basis: Basis = Basis.MODELLED
 
     @property
     def usable_bytes(self) -> int:

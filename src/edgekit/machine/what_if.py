@@ -1,5 +1,7 @@
 """The machine that a request names: this one, or one described with --device "2x RTX 3090" --ram 64G --vram 24G,24G.
 
+--cpu "Ryzen 7 7700" --ram "32G DDR5-6000" adds the processor and the speed of the RAM.
+
 A described machine is assumed to be otherwise idle, with all of its memory free.
 """
 
@@ -18,6 +20,14 @@ from edgekit.machine.devices import (
     find_device,
     mesa_heap_bytes,
     working_set_because,
+)
+from edgekit.machine.processors import (
+    KnownProcessor,
+    MemoryText,
+    described_bandwidth,
+    find_processor,
+    memory_of,
+    processor_like,
 )
 from edgekit.machine.types import (
     Device,
@@ -49,29 +59,43 @@ _BEFORE_VOLTA = (6, 0)  # for every card before Volta, whose capabilities the ta
 
 
 def requested_machine(
-    *, devices: Sequence[str] = (), ram: str | None = None, vram: str | None = None
+    *,
+    devices: Sequence[str] = (),
+    ram: str | None = None,
+    vram: str | None = None,
+    cpu: str | None = None,
 ) -> Machine:
     """The described machine, or this one if none is described. Raises UsageError."""
-    if devices or ram is not None or vram is not None:
-        return what_if_machine(devices=devices, ram=ram, vram=vram)
+    if devices or ram is not None or vram is not None or cpu is not None:
+        return what_if_machine(devices=devices, ram=ram, vram=vram, cpu=cpu)
     from edgekit.machine.probes import detect  # a described machine needs no probes
 
     return detect()
 
 
 def what_if_machine(
-    *, devices: Sequence[str] = (), ram: str | None = None, vram: str | None = None
+    *,
+    devices: Sequence[str] = (),
+    ram: str | None = None,
+    vram: str | None = None,
+    cpu: str | None = None,
 ) -> Machine:
-    """The described machine. Raises UsageError, with similar names for an unknown device."""
+    """The described machine. Raises UsageError, with similar names for an unknown device or processor."""
     known: list[KnownDevice] = []
     for text in devices:
         for count, name in _counted_parts("--device", text):
             known += [find_device(name)] * count
     if known and vram is not None:
         raise UsageError("--device and --vram both describe the GPUs: give one of them")
-    ram_bytes = None if ram is None else _parse_memory("--ram", ram)
-    if any(device.unified for device in known):
-        return _unified_machine(known, ram_bytes)
+    memory = None if ram is None else _parse_ram(ram)
+    unified = next((device for device in known if device.unified), None)
+    if unified is not None:
+        if cpu is not None:
+            raise UsageError(
+                f"{unified.name} is a complete machine: leave out --cpu, or give --cpu and --ram without it"
+            )
+        return _unified_machine(known, memory)
+    processor = None if cpu is None else find_processor(cpu)
     if vram is None:
         cards = [_card(device) for device in known]
     else:
@@ -87,16 +111,21 @@ def what_if_machine(
                 because="--vram",
             )
             cards += [card] * count
-    if not cards and ram_bytes is None:
-        raise UsageError("describe a machine with --device, --ram or --vram")
-    return _machine_with_cards(cards, ram_bytes, arm=any(device.arm for device in known))
+    if not cards and memory is None:
+        if processor is not None:
+            raise UsageError(
+                f'--cpu: the RAM is unknown: add --ram, such as --ram "32G {processor.fastest.text}"'
+            )
+        raise UsageError("describe a machine with --device, --ram, --vram or --cpu")
+    is_arm = any(device.arm for device in known)
+    return _machine_with_cards(cards, memory, processor, arm=is_arm)
 
 
 def machine_of(device: KnownDevice) -> Machine:
     """The machine with only this device; for a card, the RAM is unknown."""
     if device.unified:
         return _unified_machine([device], None)
-    return _machine_with_cards([_card(device)], None, arm=device.arm)
+    return _machine_with_cards([_card(device)], None, None, arm=device.arm)
 
 
 def _counted_parts(flag: str, text: str) -> list[tuple[int, str]]:
@@ -123,13 +152,27 @@ def _parse_memory(flag: str, text: str) -> int:
         size_bytes = parse_size(text)
     except UsageError as error:
         raise UsageError(f"{flag}: {error}") from error
+    _check_size(flag, text, size_bytes)
+    return size_bytes
+
+
+def _check_size(flag: str, text: str, size_bytes: int) -> None:
     if size_bytes < SMALLEST_BYTES:
         is_number = text.strip().isdecimal() and size_bytes
         hint = f": needs a unit, such as {text.strip()}G" if is_number else ""
         raise UsageError(f"{flag}: {text[:40]!r} is too small{hint}")
     if size_bytes > LARGEST_BYTES:
         raise UsageError(f"{flag}: {text[:40]!r} is too large")
-    return size_bytes
+
+
+def _parse_ram(text: str) -> MemoryText:
+    """The RAM as described. UsageError if its size is implausible."""
+    try:
+        memory = memory_of(text)
+    except UsageError as error:
+        raise UsageError(f"--ram: {error}") from error
+    _check_size("--ram", text, memory.size_bytes)
+    return memory
 
 
 def _card(device: KnownDevice) -> Device:
@@ -157,22 +200,44 @@ def _card(device: KnownDevice) -> Device:
     )
 
 
-def _machine_with_cards(cards: Sequence[Device], ram_bytes: int | None, *, arm: bool) -> Machine:
+def _machine_with_cards(
+    cards: Sequence[Device],
+    memory: MemoryText | None,
+    processor: KnownProcessor | None,
+    *,
+    arm: bool,
+) -> Machine:
     """A machine of GPUs with their own memory and a CPU with RAM."""
     if len(cards) > MAX_CARDS:
         raise UsageError(f"{len(cards)} GPUs; the limit is {MAX_CARDS}")
-    host = None if ram_bytes is None else HostMemory(total_bytes=ram_bytes, free_bytes=ram_bytes)
+    host = None
+    if memory is not None:
+        size_bytes = memory.size_bytes
+        host = HostMemory(total_bytes=size_bytes, free_bytes=size_bytes)
+        bandwidth = described_bandwidth(memory, processor)
+        if bandwidth is not None:
+            host = replace(
+                host,
+                bandwidth_bytes_per_s=bandwidth.bytes_per_s,
+                bandwidth_because=bandwidth.because,
+                bandwidth_basis=bandwidth.basis,
+            )
     counts = Counter(card.name for card in cards)
     parts = [name if count == 1 else f"{count}x {name}" for name, count in counts.items()]
+    if processor is not None:
+        parts.append(processor.name)
     notes = [IDLE]
-    if ram_bytes is None:
+    if host is None:
         notes.append("system RAM unknown, so no offloading was considered (add --ram 32G)")
     else:
-        parts.append(f"{_short_size(ram_bytes)} RAM")
+        parts.append(f"{_short_size(host.total_bytes)} RAM")
     return Machine(
         name=" + ".join(parts),
         system=_this_system(has_cards=bool(cards)),
-        arm=arm,
+        processor="" if processor is None else processor.name,
+        arm=arm if processor is None else processor.arm,
+        cores=None if processor is None else processor.cores,
+        instructions=frozenset() if processor is None else processor.instructions,
         host=host,
         devices=tuple(replace(card, index=index) for index, card in enumerate(cards)),
         notes=tuple(notes),
@@ -180,18 +245,25 @@ def _machine_with_cards(cards: Sequence[Device], ram_bytes: int | None, *, arm: 
     )
 
 
-def _unified_machine(devices: Sequence[KnownDevice], ram_bytes: int | None) -> Machine:
+def _unified_machine(devices: Sequence[KnownDevice], memory: MemoryText | None) -> Machine:
     """A machine with one memory for its GPU and CPU."""
     device = devices[0]
     if len(devices) > 1:
         name = next(known.name for known in devices if known.unified)
         raise UsageError(f"{name} is a complete machine: it cannot be combined with other devices")
     sold_bytes = device.size_gb * GIB
-    if ram_bytes not in {None, device.memory_bytes, sold_bytes}:
+    if memory is not None and memory.size_bytes not in {device.memory_bytes, sold_bytes}:
         raise UsageError(
             f"--ram: {device.name} has {_short_size(sold_bytes)} of unified memory: "
             "name the device with another size, or give --ram alone"
         )
+    bandwidth = None
+    if memory is not None and not memory.only_size:
+        if device.kind is not DeviceKind.APU:
+            raise UsageError(f"--ram: the memory of {device.name} is soldered: give only its size")
+        bandwidth = described_bandwidth(memory, None)
+    if bandwidth is not None:
+        device = replace(device, bandwidth_bytes_per_s=bandwidth.bytes_per_s)
     system = _SYSTEMS.get(device.kind) or _this_system(has_cards=True)
     limits, notes = _app_limits(device)
     if not limits and not device.has_gpu:
@@ -207,16 +279,21 @@ def _unified_machine(devices: Sequence[KnownDevice], ram_bytes: int | None) -> M
             because=f"{device.name}: {device.memory_bytes // MIB:,} MiB, shared with its CPU",
         )
         gpus = (gpu,)
+    processor = processor_like(device.model)
     return Machine(
         name=device.name,
         system=system,
         processor=device.model,
         arm=device.arm,
+        cores=None if processor is None else processor.cores,
+        instructions=frozenset() if processor is None else processor.instructions,
         host=HostMemory(
             total_bytes=device.memory_bytes,
             free_bytes=device.memory_bytes if limits else device.usable_bytes,
             limits=limits,
             bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
+            bandwidth_because="" if bandwidth is None else bandwidth.because,
+            bandwidth_basis=Basis.MODELLED if bandwidth is None else bandwidth.basis,
         ),
         devices=gpus,
         notes=(IDLE, *notes),

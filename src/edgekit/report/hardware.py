@@ -49,7 +49,7 @@ _SYSTEMS = {
 }
 _HOST_FIELDS = (
     "total_bytes free_bytes usable_bytes swap_total_bytes swap_free_bytes bandwidth_bytes_per_s "
-    "bandwidth_because?"
+    "bandwidth_because? bandwidth_basis"
 )
 _DEVICE_FIELDS = (
     "name vendor index total_bytes free_bytes unified limit_bytes limit_because? "
@@ -273,6 +273,7 @@ def machine_json(machine: Machine) -> Json:
         host_json = {**fields(host, _HOST_FIELDS), "limits": limits}
     return {
         **fields(machine, "name system processor? cores what_if"),
+        "instructions": sorted(machine.instructions),
         "host": host_json,
         "devices": [
             {

@@ -99,9 +99,10 @@ class Call:
 
 def machine_now(request: Request) -> Machine:
     """The machine described, or this one. Raises UsageError for an unknown device or an invalid size."""
-    if request.devices or request.ram is not None or request.vram is not None:
+    described = (request.devices, request.ram, request.vram, request.cpu)
+    if request.devices or any(field is not None for field in described[1:]):
         with about("machine"):
-            return _described_machine(request.devices, request.ram, request.vram)
+            return _described_machine(*described)
     with _lock:
         if not _machine or time.monotonic() - _machine[0][0] > MACHINE_S:
             _machine[:] = [(time.monotonic(), Request().find_machine())]
@@ -109,8 +110,10 @@ def machine_now(request: Request) -> Machine:
 
 
 @lru_cache(maxsize=64)
-def _described_machine(devices: tuple[str, ...], ram: str | None, vram: str | None) -> Machine:
-    return Request(devices=devices, ram=ram, vram=vram).find_machine()
+def _described_machine(
+    devices: tuple[str, ...], ram: str | None, vram: str | None, cpu: str | None
+) -> Machine:
+    return Request(devices=devices, ram=ram, vram=vram, cpu=cpu).find_machine()
 
 
 def _request(state: WebState, fields: Any) -> Request:

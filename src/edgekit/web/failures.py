@@ -55,6 +55,7 @@ _PARTS = {
     "device": "machine",
     "ram": "machine",
     "vram": "machine",
+    "cpu": "machine",
 }
 # pydantic's error types that our fields can raise -> our message; {ge} and the like are the limits.
 _MESSAGES = {

@@ -177,8 +177,9 @@ _TABLE: Fields = {
         Devices,
         'device of the machine to check: "RTX 4090", "2x RTX 3090", m3-max-64 (default: this machine)',
     ),
-    "ram": _optional(Word, "system RAM: 32G"),
+    "ram": _optional(Word, "system RAM: 32G, 32G DDR5-6000, 8x32G DDR4-3200"),
     "vram": _optional(Word, "VRAM of each GPU (NVIDIA), for a GPU without a known name: 24G,24G"),
+    "cpu": _optional(Word, "processor: Ryzen 7 7700, i7-12700K, EPYC 9654"),
     "max_use": _optional(Word, "refuse what needs more than this share of the usable memory: 85%"),
     "reserve": _optional(Word, "memory to leave free on every card and in RAM: 512M, 0"),
     # The load.
@@ -216,15 +217,17 @@ _TABLE: Fields = {
 def _call_fields(name: str, *parts: str | Fields, one_engine: bool = False) -> type[CallFields]:
     """A pydantic model with these fields, in order. A string lists names of _TABLE."""
     fields: Fields = {}
+    own: set[str] = set()  # our fields, even if an engine has a flag of that name (cpu)
     for part in parts:
+        own |= set(part.split()) if isinstance(part, str) else set()
         fields |= {key: _TABLE[key] for key in part.split()} if isinstance(part, str) else part
     model = create_model(name, __base__=CallFields, **fields)
-    model.flags = frozenset(_FIRST) & fields.keys()
+    model.flags = frozenset(_FIRST) & (fields.keys() - own)
     model.one_engine = one_engine
     return model
 
 
-_DESCRIBED = "device ram vram"
+_DESCRIBED = "device ram vram cpu"
 _MACHINE = f"{_DESCRIBED} max_use reserve"
 _CHECK = "min_context job window_budget"
 _PLAN = "min_context min_speed users job prefer_accurate_kv"

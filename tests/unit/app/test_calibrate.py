@@ -19,6 +19,7 @@ from edgekit import __version__
 from edgekit.app import calibrate as app_calibrate
 from edgekit.app.calibrate import (
     calibrate,
+    measure_memory,
     memory_bandwidth,
     read_bytes,
     remember_rows,
@@ -110,6 +111,33 @@ def test_memory_bandwidth_without_memory_is_an_error_and_no_hang(
     monkeypatch.setattr(np, "ones", full)
     with pytest.raises(MemoryError, match="not enough memory"):
         memory_bandwidth(MIB, 1, seconds=0.1)
+
+
+def test_measure_memory_saves_the_bandwidth_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app_calibrate, "memory_bandwidth", lambda *_, **__: 18 * GB)
+    monkeypatch.setattr(app_calibrate, "_quick_bytes", lambda _: 64 * MIB)
+    options = CalibrateOptions(busy_share=1.0)  # whatever else runs during the test
+    monkeypatch.setattr(app_calibrate, "CalibrateOptions", lambda **_: options)
+    here = detect()
+    measured = measure_memory(here)
+    assert measured.host is not None
+    assert measured.host.bandwidth_bytes_per_s == 18 * GB
+    assert measured.host.bandwidth_basis is Basis.EXACT
+    saved = read_calibration().calibration
+    assert [(row.host, row.bandwidth_bytes_per_s, row.disk) for row in saved.hosts] == [
+        (host_key(here), 18 * GB, None)
+    ]
+    assert saved.engines == ()
+
+
+def test_measure_memory_with_too_little_free_memory_is_a_note() -> None:
+    here = detect()
+    assert here.host is not None
+    full = replace(here, host=replace(here.host, free_bytes=MIB))
+    assert "memory bandwidth was not measured" in measure_memory(full).notes[-1]
+    assert read_calibration().calibration.hosts == ()
 
 
 def test_watched_measures_the_cpu_time_of_other_programs() -> None:

@@ -6,8 +6,10 @@ import argparse
 
 import pytest
 
-from edgekit.cli import join_counts
+from edgekit.cli import join_counts, main
 from edgekit.cli.flags import DEVICES, add_options
+from edgekit.cli.parser import build_parser
+from edgekit.cli.plan import plan_words
 from edgekit.errors import UsageError
 from edgekit.machine.types import Machine
 from edgekit.request import Request
@@ -76,3 +78,28 @@ def test_no_options_detect_this_machine() -> None:
 def test_invalid_device_or_size_is_a_usage_error(argv: tuple[str, ...]) -> None:
     with pytest.raises(UsageError):
         machine_for(*argv)
+
+
+def test_cpu_and_ram_with_its_speed() -> None:
+    result = machine_for("--cpu", "i7-12700K", "--ram", "2x16G DDR5-5200")
+    assert (result.processor, result.cores) == ("Core i7-12700K", 12)
+    assert result.host is not None
+    assert result.host.bandwidth_bytes_per_s == 2 * 5200 * 8 * 10**6
+
+
+def test_next_command_repeats_cpu() -> None:
+    arguments = build_parser("recommend").parse_args(
+        ["recommend", "--cpu", "Ryzen 7 7700", "--ram", "32G DDR5-6000", "--engine", "llama.cpp"]
+    )
+    assert list(plan_words(arguments)) == ["--ram", "32G DDR5-6000", "--cpu", "Ryzen 7 7700"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--devices", "--measure"], ["--measure", "--ram", "32G"], ["--devices", "--cpu", "N100"]],
+)
+def test_hardware_flags_that_exclude_each_other(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["hardware", *argv]) == 2
+    assert "measure" in capsys.readouterr().err

@@ -19,6 +19,7 @@ COMMANDS_OF: dict[str, set[str]] = {
     "--gpu": {"check", "plan", "recommend", "search", "compare", "estimate", "hardware"},
     "--vram": {"check", "plan", "recommend", "search", "compare", "estimate", "hardware"},
     "--ram": {"check", "plan", "recommend", "search", "compare", "hardware"},
+    "--cpu": {"check", "plan", "recommend", "search", "compare", "estimate", "hardware"},
     "--quant": {"check", "plan", "search", "compare", "estimate", "inspect", "verify", "run", "serve"},
     "--users": {"check", "plan", "recommend", "search", "compare", "estimate", "serve"},
     "--min-context": {"check", "plan", "recommend", "search", "compare", "run", "serve"},

@@ -208,7 +208,7 @@ def test_ram_equal_to_the_unified_memory_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("description", "sentence"),
     [
-        ({}, "describe a machine with --device, --ram or --vram"),
+        ({}, "describe a machine with --device, --ram, --vram or --cpu"),
         ({"ram": "0"}, "--ram: '0' is too small"),
         ({"ram": "24"}, "--ram: '24' is too small: needs a unit, such as 24G"),
         ({"ram": "-1"}, "--ram: must not be negative (got -1)"),
@@ -289,3 +289,76 @@ def test_machine_of_every_device() -> None:
         assert bool(machine.devices) == device.has_gpu
         assert device.has_gpu <= (device.kind is not DeviceKind.PHONE)
     assert machine_of(find_device("4090")).devices == what_if_machine(devices=["4090"]).devices
+
+
+# -- processors and the speed of the RAM ---------------------------------------------------------
+
+
+def test_processor_and_ram_describe_the_host() -> None:
+    machine = what_if_machine(devices=["RTX 4090"], ram="2x16G DDR5-6000", cpu="ryzen 7700")
+    assert machine.name == "RTX 4090 + Ryzen 7 7700 + 32 GiB RAM"
+    assert (machine.processor, machine.cores, machine.arm) == ("Ryzen 7 7700", 8, False)
+    assert {"avx2", "avx512_vnni"} <= machine.instructions
+    assert machine.host is not None
+    assert machine.host.total_bytes == 32 * GIB
+    assert machine.host.bandwidth_bytes_per_s == 2 * 6000 * 8 * 10**6
+    assert machine.host.bandwidth_because == "2 channels of DDR5-6000, --ram"
+    assert machine.host.bandwidth_basis is Basis.MODELLED
+
+
+def test_processor_with_a_plain_size_assumes_its_official_speed() -> None:
+    machine = what_if_machine(ram="768G", cpu="EPYC 9654")
+    assert machine.host is not None
+    assert machine.host.bandwidth_bytes_per_s == 12 * 4800 * 8 * 10**6
+    assert machine.host.bandwidth_basis is Basis.ASSUMED
+
+
+def test_plain_size_alone_has_no_bandwidth() -> None:
+    machine = what_if_machine(ram="32G")
+    assert machine.host is not None
+    assert machine.host.bandwidth_bytes_per_s is None
+    assert (machine.processor, machine.cores, machine.instructions) == ("", None, frozenset())
+
+
+def test_arm_processor_makes_an_arm_machine() -> None:
+    assert what_if_machine(ram="128G", cpu="Altra Q80-30").arm
+    assert what_if_machine(ram="8G", cpu="Raspberry Pi 5").arm
+
+
+def test_processor_next_to_a_card_without_ram() -> None:
+    machine = what_if_machine(devices=["RTX 4090"], cpu="i7-12700K")
+    assert machine.host is None
+    assert (machine.processor, machine.cores) == ("Core i7-12700K", 12)
+
+
+def test_complete_machine_has_the_instructions_of_its_processor() -> None:
+    machine = what_if_machine(devices=["Raspberry Pi 5 8GB"])
+    assert (machine.cores, machine.instructions) == (4, frozenset({"neon", "dotprod"}))
+
+
+def test_speed_of_the_ram_of_an_apu() -> None:
+    machine = what_if_machine(devices=["Radeon 780M 32GB"], ram="32G DDR5-4800")
+    assert machine.host is not None
+    assert machine.host.bandwidth_bytes_per_s == 2 * 4800 * 8 * 10**6
+    assert machine.devices[0].bandwidth_bytes_per_s == 2 * 4800 * 8 * 10**6
+
+
+@pytest.mark.parametrize(
+    ("description", "sentence"),
+    [
+        ({"cpu": "Ryzen 7 7700"}, '--cpu: the RAM is unknown: add --ram, such as --ram "32G DDR5-5200"'),
+        ({"cpu": "Ryzen 7 7701", "ram": "32G"}, "unknown processor 'Ryzen 7 7701'"),
+        ({"cpu": "Ryzen 7 7700", "ram": "32G DDR4-3200"}, "Ryzen 7 7700 takes DDR5, not DDR4"),
+        ({"cpu": "", "ram": "32G"}, "unknown processor ''"),
+        ({"cpu": "Ryzen 7 7700", "devices": ["m3-max-64"]}, "M3 Max 64GB is a complete machine"),
+        ({"devices": ["m3-max-64"], "ram": "64G DDR5-6000"}, "the memory of M3 Max 64GB is soldered"),
+        ({"ram": "2x100M DDR5-6000"}, "--ram: '2x100M DDR5-6000' is too small"),
+        ({"ram": "64x4000000G DDR5-6000"}, "is too large"),
+    ],
+)  # fmt: skip
+def test_invalid_processor_or_ram_is_a_usage_error(
+    description: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        what_if_machine(**description)
+    assert sentence in str(caught.value)

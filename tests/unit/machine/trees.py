@@ -50,6 +50,9 @@ def machine(
         host=host,
         psutil=lambda: _Psutil(tree.get("psutil", {})),
         sysctl=sysctl(tree.get("sysctl", {})),
+        firmware_table=lambda: None,
+        processor_feature=lambda _number: False,
+        processor_brand=lambda: "",
     )
     return surroundings if answers is None else replace(surroundings, nvml=lambda: replay(answers))
 

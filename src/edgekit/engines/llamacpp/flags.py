@@ -40,6 +40,7 @@ CACHE_TYPES = ("f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "bf16", 
 # Commonly published mixes, largest first.
 USUAL_MIXES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K")
 DRAFT_MAX = 3  # common.h @ 0c1e570: common_params_speculative_draft.n_max
+_CPUS = ("x86", "arm")
 MAX_DEVICES = 16  # ggml-cuda.h: GGML_CUDA_MAX_DEVICES
 _TRUTHY = {"on": True, "enabled": True, "true": True, "1": True}  # arg.cpp: is_truthy, is_falsey
 _FLASH = _TRUTHY | {"off": False, "disabled": False, "false": False, "0": False, "auto": None}
@@ -82,6 +83,18 @@ def _overrides(text: str) -> tuple[str, ...]:
 def _servers(text: str) -> tuple[str, ...]:
     _types().read_servers(text, MAX_DEVICES)
     return tuple(text.split(","))
+
+
+def _cpu(text: str) -> str:
+    """'x86' or 'arm', also for the name of a processor."""
+    if text.lower() in _CPUS:
+        return text.lower()
+    from edgekit.machine.processors import find_processor
+
+    try:
+        return "arm" if find_processor(text).arm else "x86"
+    except UsageError as error:
+        raise UsageError(f"{text[:40]!r} is not one of {', '.join(_CPUS)}; {error}") from error
 
 
 def _load_mode(text: str) -> bool:
@@ -267,7 +280,7 @@ FLAGS: tuple[Flag, ...] = (
          row=text, control=Control("Quantization", USUAL_MIXES, "Q4_K_M", need="mixable", is_wide=True, place=0)),
     Flag(("--llama-version",), "llama_version", "llama.cpp release to model: b9294, 0.6, 2026.9 (default: the one installed, else the newest known)", "VERSION", _llama_version, ours=True,
          row=text),
-    Flag(("--cpu",), "cpu", "CPU that --repack is for: x86 or arm (default: this machine's)", "NAME", one_of("x86", "arm"), ours=True,
+    Flag(("--cpu",), "cpu", "CPU that --repack is for: x86, arm or a processor's name (default: this machine's)", "NAME", _cpu, ours=True,
          meaning=_enum("Cpu"), of_machine=True),
     Flag(("--device-memory",), "device_memory", "free memory of each GPU, which decides the split: 24G,24G", "SIZES", sizes, ours=True, group="placement", of_machine=True),
 )  # fmt: skip

@@ -8,7 +8,14 @@ from edgekit import __version__
 from edgekit.bill.types import Load, MemoryEstimate, Placement, Speed, Task
 from edgekit.engines.llamacpp.estimate import NAME, as_loaded
 from edgekit.engines.llamacpp.placements import backend_name, devices
-from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, SplitMode
+from edgekit.engines.llamacpp.types import (
+    ALL_LAYERS,
+    DEFAULT_BATCH,
+    DEFAULT_UBATCH,
+    Backend,
+    LlamaCppSetup,
+    SplitMode,
+)
 from edgekit.engines.speed import (
     MeasuredRatio,
     Moment,
@@ -49,12 +56,13 @@ def sequence_run(
     cards = () if bill.backend == Backend.CPU.value else devices(machine)
     return SequenceRun(
         model=model,
-        load=load,
         reads=reads_per_token(model, load, setup, bill),
         machine=machine,
         cards=largest_cards(cards, len(setup.devices) or 1),
         backend=bill.backend,
         weights=weights_format(as_loaded(model, setup.mix)),
+        batch_tokens=load.microbatch_tokens or DEFAULT_UBATCH,
+        logical_tokens=load.batch_tokens or DEFAULT_BATCH,
         is_divided=setup.split_mode in {SplitMode.ROW, SplitMode.TENSOR} and len(cards) > 1,
         notes_single_request=(load.sequences or 1) > 1,
     )

@@ -28,12 +28,12 @@ def speed(
 def run_of(task: Task, placement: Placement, bill: MemoryEstimate) -> SequenceRun:
     return SequenceRun(
         model=task.model,
-        load=task.load,
         reads=token_reads(task.model, task.load, bill),
         machine=task.machine,
         cards=placement.cards,
         backend=NAME,
         weights=_weights_format(task.model, MlxSetup.of(placement.setup)),
+        batch_tokens=MlxSetup.of(placement.setup).prefill_step_size,
         notes_single_request=(task.load.sequences or 1) > 1,
     )
 

@@ -17,6 +17,7 @@ from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.types import Machine
 from edgekit.model.types import Model
 
+BATCH_TOKENS = 2048  # of a prompt; more on the largest cards
 EAGER = "vllm_eager"  # without CUDA graphs
 
 
@@ -34,12 +35,12 @@ def run_of(task: Task, placement: Placement, bill: MemoryEstimate) -> SequenceRu
     slowest = min(cards, key=lambda card: card.bandwidth_bytes_per_s or 0, default=None)
     return SequenceRun(
         model=task.model,
-        load=task.load,
         reads=token_reads(task.model, task.load, bill),
         machine=task.machine,
         cards=() if slowest is None else (slowest,) * len(cards),
         backend=EAGER if setup.enforce_eager else NAME,
         weights=_weights_format(task.model, setup),
+        batch_tokens=setup.max_num_batched_tokens or BATCH_TOKENS,
         tensor_ranks=setup.tensor_parallel_size,
         pipeline_stages=setup.pipeline_parallel_size,
         notes_single_request=True,

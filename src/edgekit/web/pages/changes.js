@@ -8,7 +8,7 @@ import { MODEL } from "./texts.js";
 async function withDevice(name, machine) {
   const known = await devices().catch(() => []);
   const isCard = known.find((row) => row.name === name.replace(/^\d+x /, ""))?.kind === "gpu";
-  return { device: [name], ram: isCard ? machine.ram : "" };
+  return { device: [name], ram: isCard ? machine.ram : "", cpu: isCard ? machine.cpu : "" };
 }
 
 /** Whether the RAM can be chosen: not of this machine, nor of a device that is a whole machine. */
@@ -20,7 +20,7 @@ function hasRamOfItsOwn(machine, { devices: found }) {
 /** What to apply: {flags}, {machine: async () => machine}, or null where the page cannot do it. */
 function applied({ device, ram, ...flags }, machine, found) {
   if (device) return { machine: () => withDevice(device, machine) };
-  if (ram) return hasRamOfItsOwn(machine, found) ? { machine: async () => ({ device: machine.device, vram: machine.vram, ram }) } : null;
+  if (ram) return hasRamOfItsOwn(machine, found) ? { machine: async () => ({ device: machine.device, vram: machine.vram, cpu: machine.cpu, ram }) } : null;
   return Object.keys(flags).length ? { flags } : null;
 }
 

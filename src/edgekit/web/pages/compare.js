@@ -236,7 +236,7 @@ async function askColumn(page, column) {
 }
 
 function chosenMachine() {
-  return { device: machine.device, ram: machine.ram, vram: machine.vram };
+  return { device: machine.device, ram: machine.ram, vram: machine.vram, cpu: machine.cpu };
 }
 
 // What the verdict does not say. One that has no answer leaves the others alone.

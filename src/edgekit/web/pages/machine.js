@@ -6,22 +6,23 @@ import { MACHINE } from "./texts.js";
 
 export { machinePicker } from "./picker.js";
 
-const FIELDS = ["device", "ram", "vram"];
+const FIELDS = ["device", "ram", "vram", "cpu"];
 
-/** {device: [...], ram, vram}: {...machine} are the fields of a call; tells "change". */
+/** {device: [...], ram, vram, cpu}: {...machine} are the fields of a call; tells "change". */
 class Chosen extends EventTarget {
   device = [];
   ram = "";
   vram = "";
+  cpu = "";
 
   /** Whether it is the one that the server runs on. */
   get isThis() {
-    return !this.device.length && !this.ram && !this.vram;
+    return !this.device.length && !this.ram && !this.vram && !this.cpu;
   }
 
   /** Another machine, into the address too; nothing said is this machine. */
-  set({ device = [], ram = "", vram = "" } = {}) {
-    Object.assign(this, { device, ram, vram });
+  set({ device = [], ram = "", vram = "", cpu = "" } = {}) {
+    Object.assign(this, { device, ram, vram, cpu });
     replaceQuery(new URLSearchParams(location.search));
     this.dispatchEvent(new Event("change"));
   }
@@ -30,8 +31,8 @@ class Chosen extends EventTarget {
 export const machine = new Chosen();
 
 /** What the chosen machine is called before the server has named it. */
-export function machineName({ device, ram, vram } = machine) {
-  const said = [...device, vram && MACHINE.gpus(vram), ram && MACHINE.ram(ram)].filter(Boolean);
+export function machineName({ device, ram, vram, cpu } = machine) {
+  const said = [...device, vram && MACHINE.gpus(vram), cpu, ram && MACHINE.ram(ram)].filter(Boolean);
   return said.length ? said.join(" + ") : MACHINE.thisMachine;
 }
 
@@ -40,6 +41,7 @@ travel({
     machine.device = params.getAll("device");
     machine.ram = params.get("ram") ?? "";
     machine.vram = params.get("vram") ?? "";
+    machine.cpu = params.get("cpu") ?? "";
   },
   write(params, { isForced }) {
     if (!isForced && FIELDS.some((name) => params.has(name))) return;
@@ -47,6 +49,7 @@ travel({
     for (const one of machine.device) params.append("device", one);
     if (machine.ram) params.set("ram", machine.ram);
     if (machine.vram) params.set("vram", machine.vram);
+    if (machine.cpu) params.set("cpu", machine.cpu);
   },
 });
 

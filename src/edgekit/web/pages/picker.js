@@ -147,7 +147,13 @@ function wishForm(close) {
   ram.setAttribute("list", "machine-sizes");
   const vram = sizeInput("24G,24G");
   const fault = el("p", { class: "error", role: "alert", hidden: true });
-  const said = () => ({ device: [...part.wished].map(wishOf), ram: ram.value.trim(), vram: vram.value.trim() });
+  const cpu = sizeInput("Ryzen 7 7700");
+  const said = () => ({
+    device: [...part.wished].map(wishOf),
+    ram: ram.value.trim(),
+    vram: vram.value.trim(),
+    cpu: cpu.value.trim(),
+  });
   const use = async (event) => {
     event.preventDefault();
     const failed = (await part.take().catch((error) => error.message)) ?? (await tryMachine(said()));
@@ -159,6 +165,7 @@ function wishForm(close) {
     part.fill(machine.device);
     ram.value = machine.ram;
     vram.value = machine.vram;
+    cpu.value = machine.cpu;
     fault.hidden = true;
   };
   const sizes = el("datalist", { id: "machine-sizes" }, SIZES.map((size) => el("option", { value: size })));
@@ -173,6 +180,7 @@ function wishForm(close) {
       labelled(MACHINE.systemRam, ram, MACHINE.systemRamHint),
       labelled(MACHINE.vram, vram, MACHINE.vramHint),
     ),
+    labelled(MACHINE.cpu, cpu, MACHINE.cpuHint),
     sizes,
     fault,
     el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary", text: MACHINE.use }), reset),
@@ -183,7 +191,7 @@ function wishForm(close) {
 /** Takes the machine if the server understands it; else its sentence comes back. */
 async function tryMachine(said) {
   try {
-    if (machineName(said) !== machineName({ device: [], ram: "", vram: "" })) await call("hardware", said);
+    if (machineName(said) !== machineName({ device: [], ram: "", vram: "", cpu: "" })) await call("hardware", said);
   } catch (error) {
     return error.message;
   }

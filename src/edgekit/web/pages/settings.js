@@ -2,7 +2,7 @@
 
 import { engineNamed, flagsAbout, INSTEAD_OF } from "./engines.js";
 
-const NOT_FLAGS = new Set(["ref", "device", "ram", "vram"]);
+const NOT_FLAGS = new Set(["ref", "device", "ram", "vram", "cpu"]);
 const PLACEMENT = flagsAbout("placement", "backend");
 const CARDS = flagsAbout("placement", "backend", "cards"); // said of a machine's own cards
 const CACHE = flagsAbout("cache");
@@ -93,8 +93,8 @@ export class Settings {
   }
 
   #asked() {
-    const { device, ram, vram } = this.machine;
-    return { model: this.ref, device, ram, vram };
+    const { device, ram, vram, cpu } = this.machine;
+    return { model: this.ref, device, ram, vram, cpu };
   }
 
   checkFields() {
