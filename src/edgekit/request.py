@@ -104,6 +104,8 @@ class Request:
     sequences: int | None = None  # sequences at the same time, which share one context
     job: Job | None = None  # prompt and answer that the context is sized for
     min_context: int | None = None
+    min_speed: float | None = None  # tokens per second, typical
+    prompt_tokens: int | None = None  # of the prompt for which the time to the first token is given
     window_budget_bytes: int | None = None
     max_use: float | None = None  # share of the usable memory
     reserve_bytes: int | None = None
@@ -165,6 +167,7 @@ class Request:
         machine: Machine | None = None,
         job: tuple[int, int] | None = None,
         max_use: float | None = None,
+        min_speed: float | None = None,
         reserve: int | None = None,
         **numbers: int | None,
     ) -> Request:
@@ -191,6 +194,11 @@ class Request:
         share: object = max_use
         if share is not None and (isinstance(share, bool) or not isinstance(share, float | int)):
             raise UsageError(f"max_use {share!r:.60} is not a share such as 0.85")
+        rate: object = min_speed
+        if rate is not None and (isinstance(rate, bool) or not isinstance(rate, float | int)):
+            raise UsageError(
+                f"min_speed {rate!r:.60} is not a speed such as 20 (tokens per second)"
+            )
         return cls(
             engines=() if engine.lower() == AUTO else (engine_name(engine),),
             options=options or {},
@@ -202,6 +210,7 @@ class Request:
             cpu=cpu,
             job=_python_job(job),
             max_use=max_use,
+            min_speed=None if min_speed is None else read_min_speed(f"{min_speed}"),
             reserve_bytes=reserve,
             **cast("dict[str, Any]", numbers),
         )
@@ -334,6 +343,8 @@ def _parsed(
         users=number("users", 1),
         job=parsed("job", _job),
         min_context=number("min_context", 0),
+        min_speed=parsed("min_speed", read_min_speed),
+        prompt_tokens=read_number("--prompt", fields.get("prompt_tokens"), 1),
         window_budget_bytes=parsed(
             "window_budget", lambda text: read("--window-budget", parse_size, text)
         ),
@@ -362,6 +373,23 @@ def read_max_use(text: str) -> float:
             f"--max-use takes a share above 0 and up to 100%, for example 85% or 0.85 (got {text[:40]!r})"
         )
     return share
+
+
+MOST_TOKENS_PER_S = 1e9  # more than any machine; so that every figure of it can be printed
+
+
+def read_min_speed(text: str) -> float:
+    """'20' tokens per second."""
+    try:
+        speed = float(text.strip())
+    except ValueError:
+        speed = math.nan
+    if not 0 < speed <= MOST_TOKENS_PER_S:
+        raise UsageError(
+            f"--min-speed takes tokens per second above 0 and up to {MOST_TOKENS_PER_S:,.0f}, for example 20 "
+            f"(got {text.strip()[:40]!r})"
+        )
+    return speed
 
 
 def read_reserve(text: str) -> int:

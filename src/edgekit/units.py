@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 from collections.abc import Sequence
 
@@ -107,3 +108,32 @@ def _parsed(text: str, expected: str) -> tuple[int, bool]:
     if number > LARGEST:
         raise UsageError(f"{text[:40]!r} is too large")
     return number, rest == 0
+
+
+MIN_TOKENS_PER_S = 0.05  # a lower speed is shown as "less than 0.1"
+
+
+def about_rate(tokens_per_s: float) -> str:
+    """'about 38 tokens/s'."""
+    figure = rate_figure(tokens_per_s)
+    return f"{figure if figure.startswith('less') else f'about {figure}'} tokens/s"
+
+
+def rate_figure(tokens_per_s: float | None) -> str:
+    """'38', '1,200', 'less than 0.1', '?': without a unit, for a column of a table."""
+    if tokens_per_s is None:
+        return "?"
+    return "less than 0.1" if tokens_per_s < MIN_TOKENS_PER_S else two_digits(tokens_per_s)
+
+
+def two_digits(figure: float) -> str:
+    """Two significant digits, one below 1: '1,200', '35', '3.5', '0.4'."""
+    if figure < 0.95:  # 0.95 rounds to 1.0, which has two significant digits
+        return f"{figure:.1f}"
+    rounded = round(figure, 1 - math.floor(math.log10(figure)))
+    return f"{rounded:,.1f}" if rounded < 10 else f"{rounded:,.0f}"
+
+
+def min_speed_words(tokens_per_s: float) -> str:
+    """'20', '7.5', '1,000', as it was requested."""
+    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 1000 else f"{tokens_per_s:.6g}"

@@ -11,9 +11,18 @@ from typing import Any
 
 import pytest
 from tests.documented import documented
-from tests.unit.report.verdicts import RECORDED, TOO_LARGE, card, mac, machine, recorded
+from tests.unit.report.verdicts import (
+    RECORDED,
+    TOO_LARGE,
+    card,
+    check_from_lines,
+    mac,
+    machine,
+    recorded,
+)
 
 from edgekit.app.check import Unanswered
+from edgekit.bill.waits import first_token
 from edgekit.cli import main
 from edgekit.errors import HeaderError
 from edgekit.machine.types import HostMemory, MemoryLimit, Process
@@ -107,6 +116,7 @@ def keys_of(value: Any, *, without: frozenset[str]) -> Iterator[str]:
 def test_json_tsv_names_every_key() -> None:
     missing = Unanswered(reference="x", engine=None, error=HeaderError("x"))
     documents = [check_json(recorded(name)) for name in RECORDED]
+    documents.append(check_json(check_from_lines(first_token=first_token((900.0, 3600.0), 1000))))
     documents += [checks_json([TOO_LARGE, missing]), hardware_json(HERE), hardware_json(mac(36))]
     documents += [devices_json()]
     keys = set(keys_of(documents, without=frozenset({"estimate", "engines"})))

@@ -33,6 +33,8 @@ SAME: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--engine all -c 4096", {"engine": "all", "context": 4096}),
     ("--job 6000+800 --max-use 85% --reserve 512M", {"job": "6000+800", "max_use": "85%", "reserve": "512M"}),
     ("--device 'RTX 4090' --ram 64G --window-budget 4G", {"device": "RTX 4090", "ram": "64G", "window_budget": "4G"}),
+    ("--min-speed 20 --prompt 4k", {"min_speed": 20, "prompt_tokens": "4k"}),
+    ("--min-speed 7.5", {"min_speed": 7.5}),
     ("--quant Q8_0 --min-context 8k", {"quant": "Q8_0", "min_context": "8k"}),
     ("--engine mlx --quantize 4bit", {"engine": "mlx", "quantize": "4bit"}),
 )  # fmt: skip
@@ -133,3 +135,37 @@ def test_wrong_cache_type_is_reported_by_the_chosen_engine(words: str) -> None:
 def test_check_users_refuses_the_built_in_engine() -> None:
     with pytest.raises(UsageError, match="the built-in engine serves one user at a time"):
         check_users(0, "stream")
+
+
+BAD_SPEEDS = (
+    "0",
+    "-1",
+    "nan",
+    "inf",
+    "1e308",
+    "1e10",
+    "fast",
+    "",
+    " ",
+    "20 tokens/s",
+    "9" * 4000,
+)
+
+
+@pytest.mark.parametrize("text", BAD_SPEEDS)
+def test_min_speed_must_be_a_speed(text: str) -> None:
+    with pytest.raises(UsageError, match="--min-speed takes tokens per second above 0") as caught:
+        from_query(requests.CHECK, model="qwen3-8b", min_speed=text)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("speed", [0, -1, float("nan"), float("inf"), 1e308, True, "20", [20]])
+def test_min_speed_in_python_must_be_a_speed(speed: Any) -> None:
+    with pytest.raises(UsageError, match=r"min[-_]speed"):
+        Request.from_kwargs(min_speed=speed)
+
+
+def test_min_speed_in_python() -> None:
+    assert Request.from_kwargs(min_speed=20).min_speed == 20.0
+    assert Request.from_kwargs(min_speed=0.5, prompt_tokens=4096).prompt_tokens == 4096
+    assert Request.from_kwargs().min_speed is None

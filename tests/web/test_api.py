@@ -108,6 +108,7 @@ CHECKS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"model": QWEN, "device": ["RTX 3060"], "ram": "32G", "min_context": "8k"}, (QWEN, "--device", "RTX 3060", "--ram", "32G", "--min-context", "8k")),
     ({"model": "qwen3-8b", "device": "m3-max-64", "engine": "mlx", "job": "6000+800"}, ("qwen3-8b", "--device", "m3-max-64", "--engine", "mlx", "--job", "6000+800")),
     ({"model": "qwen3-8b", "engine": "all", "device": ["2x RTX 3090"]}, ("qwen3-8b", "--engine", "all", "--device", "2x RTX 3090")),
+    ({"model": "qwen3-8b", "min_speed": 60, "prompt_tokens": 500, **CARD}, ("qwen3-8b", "--min-speed", "60", "--prompt", "500", *CARD_WORDS)),
     ({"model": "qwen3-8b", "ram": "2x16G DDR5-6000", "cpu": "Ryzen 7 7700"}, ("qwen3-8b", "--ram", "2x16G DDR5-6000", "--cpu", "Ryzen 7 7700")),
     ({"model": "qwen3-8b", "ram": "16G", "window_budget": "1G"}, ("qwen3-8b", "--ram", "16G", "--window-budget", "1G")),
     ({"model": "deepseek-v3", **CARD}, ("deepseek-v3", *CARD_WORDS)),

@@ -25,7 +25,7 @@ from edgekit.errors import (
     UnknownArchitectureError,
 )
 from edgekit.index.quality import data_stamp
-from edgekit.index.types import Entry
+from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.plan.plan import Plan, check_planned, make_plan
 from edgekit.plan.recommend import smallest_bytes
@@ -33,10 +33,11 @@ from edgekit.request import Request, Session, read_quant
 from edgekit.sources.cache import cache_folder
 from edgekit.sources.local import read_small, replacing
 from edgekit.sources.types import Reach
-from edgekit.units import MIB
+from edgekit.units import MIB, min_speed_words
 
 OFFLINE = Session(reach=Reach(network=False))
 TOO_LARGE = "too large"
+UNKNOWN_SPEED = "of unknown speed"
 # At least this share of the active weights is read for each token: of an embedding table only one row is, and such
 # tables are half of gemma-4-e2b.
 READ_SHARE = 0.5
@@ -66,6 +67,11 @@ def why_skipped(error: EdgekitError) -> str:
     if isinstance(error, RefusedError | UnknownArchitectureError):
         return "not supported by the engine"
     return "damaged or incomplete"
+
+
+def slower_than(tokens_per_s: float) -> str:
+    """The reason to count for a model that is slower than --min-speed."""
+    return f"slower than {min_speed_words(tokens_per_s)} tokens/s"
 
 
 class Candidates:
@@ -103,6 +109,21 @@ class Candidates:
     def is_too_large(self, entry: Entry) -> bool:
         """Whether its weights alone exceed what the engine may use."""
         return self.weights_bytes(entry) > self._capacity_bytes
+
+    def is_too_slow(self, entry: Entry) -> bool:
+        """Whether it cannot be as fast as requested. An embedding model reads faster than it could generate."""
+        wanted = self._request.min_speed
+        if wanted is None or ModelPurpose.EMBEDDING in entry.kinds:
+            return False
+        fastest = self.fastest_tokens_per_s(entry)
+        return fastest is not None and fastest < wanted
+
+    def has_unknown_speed(self, entry: Entry) -> bool:
+        """Whether a speed was requested, and that of the machine is unknown, so that no plan would have one."""
+        if self._request.min_speed is None or ModelPurpose.EMBEDDING in entry.kinds:
+            return False
+        is_known = bool(self.weights_bytes(entry) and entry.parameters)
+        return is_known and self.fastest_tokens_per_s(entry) is None
 
     def fastest_tokens_per_s(self, entry: Entry) -> float | None:
         """An upper bound of its speed: the machine reads nothing but its smallest weights. None if unknown."""
@@ -142,7 +163,7 @@ def with_rounded_memory(machine: Machine) -> Machine:
 
 
 STORED_FORMAT = (
-    2  # of the stored answers: one more whenever what they have, or how they are found, changes
+    3  # of the stored answers: one more whenever what they have, or how they are found, changes
 )
 
 

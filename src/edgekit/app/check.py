@@ -304,7 +304,7 @@ def exit_code(answers: Sequence[Answer], *, strict: bool) -> int:
     for answer in answers:
         if isinstance(answer, Unanswered):
             codes.append(answer.error.exit_code)
-        elif answer.result.failed:
+        elif answer.result.failed or answer.result.is_too_slow:
             codes.append(HardwareError.exit_code)
         else:
             codes.append(int(strict and answer.result.warning))

@@ -229,6 +229,8 @@ def task_of(
         bill=bill,
         companion_lines=companion_lines,
         job=request.job,
+        prompt_tokens=request.prompt_tokens,
+        min_speed=request.min_speed,
         min_context=request.min_context,
         alternatives=opened.files.alternatives if opened.files is not None else (),
         window_budget_bytes=request.window_budget_bytes,

@@ -47,6 +47,8 @@ def model_preflight(
     cpu: str | None = None,
     machine: Machine | None = None,
     min_context: int | None = None,
+    min_speed: float | None = None,
+    prompt_tokens: int | None = None,
     window_budget_bytes: int | None = None,
     max_use: float | None = None,
     reserve: int | None = None,
@@ -63,7 +65,8 @@ def model_preflight(
     engine's, by its names: `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`, `ram`, `vram` and `cpu` describe
     another machine: "RTX 4090", "m3-max-64", "32G DDR5-6000", "24G,24G", "Ryzen 7 7700". `max_use=0.85` fails a model
     that needs more than 85 % of the usable memory; `reserve` is the memory to leave free on every card and in RAM, in
-    bytes.
+    bytes. Settings slower than `min_speed` tokens per second are only chosen if nothing is faster;
+    `result.is_fast_enough` says so. The time to the first token is that of a prompt of `prompt_tokens` (default 1,000).
 
     Of a GGUF file on the hub, the first range is read, and the tensor directory only if the verdict depends on it;
     `exact=True` always reads it, for an estimate to the byte. A note says if tensors were not checked.
@@ -96,6 +99,8 @@ def model_preflight(
         sequences=sequences,
         users=users,
         min_context=min_context,
+        min_speed=min_speed,
+        prompt_tokens=prompt_tokens,
         window_budget_bytes=window_budget_bytes,
     )
     confirm = (lambda _: True) if allow_download else None

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field, replace
 from edgekit.app.candidates import (
     OFFLINE,
     TOO_LARGE,
+    UNKNOWN_SPEED,
     Candidates,
     complete,
     key_of,
     read_stored,
+    slower_than,
     store,
     task_for,
     why_skipped,
@@ -49,16 +51,24 @@ from edgekit.request import MOST_SHOWN, Request, Session
 SHOWN = 5
 MAX_PER_LINE = 2  # models of a product line, across its families
 SLOW = "too slow"
+MOST_PLANNED = (
+    40  # models to find the fastest; their bounds are usually within a third of their speeds
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The best models first. If nothing fits, `nearest` is the smallest model, with what would help."""
+    """The best models first.
+
+    If nothing fits, `nearest` is the smallest model, with what would help. If models fit, but none is as fast as
+    requested, `fastest` is the fastest.
+    """
 
     request: Request = field(repr=False)  # with the machine and the engine filled in
     suggestions: tuple[Suggestion, ...]
     passed_over: tuple[tuple[str, int], ...] = ()  # (reason, number of models)
     nearest: Suggestion | None = None
+    fastest: Suggestion | None = None
     notes: tuple[str, ...] = ()  # on the models and the catalog
 
     @property
@@ -106,7 +116,7 @@ def _plan_stored(
     task = request.purpose or ModelPurpose.CHAT
     for entry in picks:
         plan = find_plan(task_for(entry, request, session))
-        if plan is None:
+        if plan is None or plan.result.is_too_slow:
             return None
         suggestions.append(Suggestion(entry=entry, plan=plan, task=task))
     if not suggestions:
@@ -129,11 +139,14 @@ def find_best(
     search = _Search(request, session)
     ranked = ranked_for(request.purpose or ModelPurpose.CHAT, entries)
     suggestions = search.find(ranked)
+    passed_over = tuple(search.passed_over.most_common())
+    fastest = None if suggestions else search.fastest(ranked)
     return Recommendation(
         request=request,
         suggestions=tuple(suggestions),
-        passed_over=tuple(search.passed_over.most_common()),
-        nearest=None if suggestions else search.nearest(ranked),
+        passed_over=passed_over,
+        nearest=None if suggestions or fastest is not None else search.nearest(ranked),
+        fastest=fastest,
     )
 
 
@@ -263,6 +276,31 @@ class _Search:
             return Suggestion(entry=entry, plan=plan, task=self._task)
         return None
 
+    def fastest(self, ranked: Sequence[Entry]) -> Suggestion | None:
+        """The fastest model that fits, if a speed was requested; None if none fits, or no speed is known."""
+        if self._request.min_speed is None:
+            return None
+        known = [entry for entry in ranked if is_notable(entry, self._task)] or ranked
+
+        def bound(entry: Entry) -> float:
+            fastest = None if self._embeds else self._candidates.fastest_tokens_per_s(entry)
+            return fastest or math.inf
+
+        best, best_speed = None, 0.0
+        for entry in sorted(known, key=bound, reverse=True)[:MOST_PLANNED]:
+            if bound(entry) <= best_speed:
+                break
+            try:
+                plan = self._candidates.plan(entry)
+            except CancelledError:
+                raise
+            except EdgekitError:
+                continue
+            speed = plan.result.typical_speed or 0.0
+            if plan.fits and speed > best_speed:
+                best, best_speed = Suggestion(entry=entry, plan=plan, task=self._task), speed
+        return best
+
     def _suggestion(self, entry: Entry) -> Suggestion | None:
         """The model with its plan. None if it cannot be planned; `passed_over` counts the reason."""
         try:
@@ -274,6 +312,12 @@ class _Search:
             return None
         if not plan.fits:
             self.passed_over[TOO_LARGE] += 1
+            return None
+        if self._request.min_speed is not None and not plan.result.is_fast_enough:
+            is_known = plan.result.typical_speed is not None
+            self.passed_over[
+                slower_than(self._request.min_speed) if is_known else UNKNOWN_SPEED
+            ] += 1
             return None
         return Suggestion(entry=entry, plan=plan, task=self._task)
 
@@ -289,6 +333,10 @@ class _Search:
             return "with too short a context"
         if self._candidates.is_too_large(entry):
             return TOO_LARGE
+        if self._candidates.has_unknown_speed(entry):
+            return UNKNOWN_SPEED
+        if self._candidates.is_too_slow(entry):
+            return slower_than(self._request.min_speed or 0.0)
         return ""
 
     def _best_order_at_speed(self, entry: Entry) -> Order:

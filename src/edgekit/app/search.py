@@ -14,10 +14,12 @@ from typing import Any, Self
 from edgekit.app.candidates import (
     OFFLINE,
     TOO_LARGE,
+    UNKNOWN_SPEED,
     Candidates,
     complete,
     key_of,
     read_stored,
+    slower_than,
     store,
     why_skipped,
     with_rounded_memory,
@@ -135,7 +137,7 @@ class Figures:
         quant = quant or DEFAULT_MIX
         embeds = ModelPurpose.EMBEDDING in entry.kinds
         speed, tightest, load = result.speed, result.tightest, result.load
-        rates = None if speed is None else speed.prefill if embeds else speed.decode
+        rate = None if speed is None else speed.typical_for(embeds=embeds)
         native = "MXFP4" if entry.size("MXFP4_MOE") is not None else None
         caches = (kind.name if kind is not None else "f16" for kind in (load.cache_k, load.cache_v))
         return cls(
@@ -146,7 +148,7 @@ class Figures:
             download_bytes=download,
             required_bytes=tightest.required_bytes,
             available_bytes=tightest.budget.available_bytes,
-            tokens_per_s=None if rates is None else round(math.sqrt(math.prod(rates)), 2),
+            tokens_per_s=None if rate is None else round(rate, 2),
             runs_on=runs_on(result),
             loss=round(weights_loss(quant, native=native).value + cache_loss(*caches).value, 2),
             basis=result.estimate.basis.value,
@@ -212,7 +214,11 @@ def search(question: Question, request: Request, session: Session = OFFLINE) -> 
     engine_named(request.engines[0]).check_runs(machine)
     check_users(request.users, request.engines[0])
     least = max(request.wanted_tokens or 0, request.min_context or 0)
-    question = replace(question, filters=replace(question.filters, min_context=least or None))
+    question = replace(
+        question,
+        filters=replace(question.filters, min_context=least or None),
+        fits=question.fits or request.min_speed is not None,  # what does not fit has no speed
+    )
     file = index_file()
     stamp = (str(file.path), file.facts["built"], file.path.stat().st_mtime_ns)
     key = key_of(
@@ -283,7 +289,9 @@ def _stored_answer(
         return answer
     again = _Search(question, request, session)
     judged = [again.judged(found.entry) for found in models]
-    if any(new.fits != old.fits for new, old in zip(judged, models, strict=True)):
+    if any(
+        new.fits != old.fits or again.too_slow(new) for new, old in zip(judged, models, strict=True)
+    ):
         return None
     return replace(answer, models=tuple(sorted(judged, key=again.key)))
 
@@ -370,6 +378,13 @@ class _Search:
             passed_over[TOO_LARGE] += len(large)
             left_out = {entry.id for entry in large}
             entries = [entry for entry in entries if entry.id not in left_out]
+            unknown = {entry.id for entry in entries if self._candidates.has_unknown_speed(entry)}
+            passed_over[UNKNOWN_SPEED] += len(unknown)
+            entries = [entry for entry in entries if entry.id not in unknown]
+            slow = {entry.id for entry in entries if self._candidates.is_too_slow(entry)}
+            if slow and self._request.min_speed is not None:
+                passed_over[slower_than(self._request.min_speed)] += len(slow)
+                entries = [entry for entry in entries if entry.id not in slow]
         waiting = [(self._bound(entry), entry) for entry in entries]
         heapq.heapify(waiting)  # bounds end with the id: entries are never compared
         found: list[Found] = []
@@ -381,10 +396,22 @@ class _Search:
             if self._question.fits and not judged.fits:
                 passed_over[judged.because or TOO_LARGE] += 1
                 continue
+            if reason := self.too_slow(judged):
+                passed_over[reason] += 1
+                continue
             found.append(judged)
             found.sort(key=self.key)
         passed_over += Counter()  # without zeros
         return found[:limit]
+
+    def too_slow(self, found: Found) -> str:
+        """Why its speed is not the requested one; '' if it is, or none was requested."""
+        wanted = self._request.min_speed
+        if wanted is None or found.figures is None:
+            return ""
+        if found.figures.tokens_per_s is None:
+            return UNKNOWN_SPEED
+        return slower_than(wanted) if found.figures.tokens_per_s < wanted else ""
 
     def judged(self, entry: Entry) -> Found:
         """The model with its figures, or with the reason why it has none."""

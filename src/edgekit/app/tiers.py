@@ -40,6 +40,8 @@ def _tasks(candidates: tuple[Tier, ...], request: Request) -> list[Task]:
         ("all-sizes", request.all_sizes),
         ("reserve", request.reserve_bytes is not None),
         ("max-use", request.max_use is not None),
+        ("min-speed", request.min_speed is not None),
+        ("prompt", request.prompt_tokens is not None),
     ):
         if is_given:
             raise inapplicable(flag)

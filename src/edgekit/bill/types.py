@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from edgekit.bill.waits import FirstToken, LoadTime
 from edgekit.errors import HeaderError, UsageError
 from edgekit.machine.types import DEVICE, HOST, Budget, Device, Machine, Pool, PoolKind
 from edgekit.model.types import Model, embeds_in_one_batch
@@ -366,6 +367,8 @@ class Task:
         default=None, repr=False
     )
     job: Job | None = None
+    prompt_tokens: int | None = None  # of the prompt for which the time to the first token is given
+    min_speed: float | None = None  # tokens per second; slower settings are not chosen
     min_context: int | None = None
     window_budget_bytes: int | None = None  # SPEC W2: size of the cache if no context is given
     max_use: float | None = None  # SPEC A1: reject above this share of the usable memory
@@ -521,9 +524,15 @@ class PricedLoad:
         return self.status is not Status.FAILED
 
 
+SPEED_INTERVAL = 0.8  # the probability that a speed is within its interval
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Tokens per second, each as a range from slow to fast. MODELLED at best, never EXACT."""
+    """Tokens per second, each as an 80 % interval. MODELLED at best, never EXACT.
+
+    The typical value of an interval is its geometric mean.
+    """
 
     decode: tuple[float, float]
     prefill: tuple[float, float] | None  # None: the device's compute rate is unknown
@@ -532,8 +541,17 @@ class Speed:
 
     @property
     def typical(self) -> float:
-        """The geometric mean of the decode range."""
+        """The typical decode speed."""
         return math.sqrt(math.prod(self.decode))
+
+    @property
+    def typical_prefill(self) -> float | None:
+        """The typical speed of a prompt; None if it is unknown."""
+        return None if self.prefill is None else math.sqrt(math.prod(self.prefill))
+
+    def typical_for(self, *, embeds: bool) -> float | None:
+        """The typical speed that matters: of decoding, or of reading for an embedding model."""
+        return self.typical_prefill if embeds else self.typical
 
 
 # A doubt of a verdict: the bill follows from the number of parameters, the layers are those of another model.
@@ -566,6 +584,10 @@ class Verdict:
     native_context: int | None
     uses: tuple[Usage, ...]
     speed: Speed | None = None  # None: unknown
+    first_token: FirstToken | None = None  # None: unknown
+    load_time: LoadTime | None = None
+    min_speed: float | None = None  # tokens per second, as requested
+    fastest: str = ""  # what is fastest, if nothing is as fast as requested
     estimate: MemoryEstimate = field(repr=False)
     reasons: tuple[str, ...]  # why it failed; empty if it did not
     window: str  # the reason for the context
@@ -593,6 +615,25 @@ class Verdict:
     @property
     def can_load(self) -> bool:
         return not self.failed
+
+    @property
+    def typical_speed(self) -> float | None:
+        """Typical tokens per second, of reading for an embedding model; None if unknown."""
+        if self.speed is None:
+            return None
+        return self.speed.typical_for(embeds=self.way.setup.embeddings)
+
+    @property
+    def is_fast_enough(self) -> bool | None:
+        """Whether it has the requested speed; None if none was requested or its own is unknown."""
+        if self.min_speed is None or self.typical_speed is None:
+            return None
+        return self.typical_speed >= self.min_speed
+
+    @property
+    def is_too_slow(self) -> bool:
+        """Whether it is slower than requested. An unknown speed does not count as slow. Says nothing about memory."""
+        return self.is_fast_enough is False
 
     @property
     def required_bytes(self) -> int:

@@ -18,6 +18,7 @@ from edgekit.cli.flags import (
     JSON,
     LIMITS,
     MIN_CONTEXT,
+    MIN_SPEED,
     MODEL_FORMS,
     MODELS,
     NETWORK,
@@ -26,6 +27,7 @@ from edgekit.cli.flags import (
     ONE_OF,
     PLAN,
     PROGRAM,
+    PROMPT,
     SERVE_PORT,
     USERS,
     WINDOW_BUDGET,
@@ -58,9 +60,9 @@ examples:
   edgekit check "Gemma 3 27B" --quant Q8_0 -c 32k --vram 24G,24G --ram 64G
   edgekit check ~/models
 
-exit codes: 0 it loads (1 if it is tight and --strict is given), 3 does not fit or cannot run there, 2 wrong usage or
-refused by the engine, 4 not found, no access or no network, 5 unreadable or unsupported. Several models: the worst
-code; several engines: the best.
+exit codes: 0 it loads (1 if it is tight and --strict is given), 3 does not fit, is slower than --min-speed or cannot
+run there, 2 wrong usage or refused by the engine, 4 not found, no access or no network, 5 unreadable or unsupported.
+Several models: the worst code; several engines: the best.
 """
 
 
@@ -85,7 +87,9 @@ def add_check(commands: Commands) -> None:
             "--strict": "exit with code 1 if the model only just fits (tight)",
             **USERS,
             **MIN_CONTEXT,
+            **MIN_SPEED,
             **JOB,
+            **PROMPT,
             **WINDOW_BUDGET,
             **DOWNLOADS,
             **DEVICES,
@@ -141,8 +145,9 @@ examples:
   edgekit plan gemma-3-27b --device "RTX 4090" --ram 64G -c 32k --why
   edgekit plan qwen3-8b --engine vllm --device h100 --users 8 -c 16k
 
-exit codes: 0 there is a plan, 3 nothing fits or the engine cannot run there, 2 wrong usage, contradicting flags or
-refused by the engine, 4 not found, no access or no network, 5 unreadable or unsupported
+exit codes: 0 there is a plan, 3 nothing fits, nothing is as fast as --min-speed or the engine cannot run there,
+2 wrong usage, contradicting flags or refused by the engine, 4 not found, no access or no network, 5 unreadable or
+unsupported
 """
 
 
@@ -162,6 +167,7 @@ def add_plan(commands: Commands) -> None:
             **PROGRAM,
             "--plot FILE": "draw memory versus context as .svg or .png (needs 'edgekit-models[plot]')",
             **PLAN,
+            **PROMPT,
             "--no-drafter": "do not look for a draft model",
             "--nodes N": "number of machines like this one, joined by Ray (vLLM only)",
             **DOWNLOADS,
@@ -188,7 +194,8 @@ examples:
   edgekit recommend --task code --device m4-max-64 --engine mlx
 
 Chooses among the models of the index (edgekit index list; edgekit index add MODEL adds one). Needs no network.
-exit codes: 0 something fits, 3 nothing fits or the engine cannot run there, 2 wrong usage
+exit codes: 0 something fits, 3 nothing fits, nothing is as fast as --min-speed or the engine cannot run there, 2 wrong
+usage
 """
 
 
@@ -267,6 +274,8 @@ def add_search(commands: Commands) -> None:
                 "--engine NAME": f"engine to run them with: {default} (default), {others}",
                 **USERS,
                 "--min-context N": "shortest context to accept; without --fits, the shortest native context",
+                "--min-speed TOKENS_PER_S": "slowest typical speed to accept, in tokens per second: 20 (only models "
+                "that fit)",
                 **JOB,
                 "--prefer-accurate-kv": "without -c, prefer an accurate KV cache to a longer context",
             },

@@ -60,6 +60,12 @@ USERS = {"--users N": "number of users at the same time, each with a full contex
 MIN_CONTEXT = {
     "--min-context N": "shortest context to accept (default 16k, or the native context if that is shorter)"
 }
+MIN_SPEED = {
+    "--min-speed TOKENS_PER_S": "slowest typical speed to accept, in tokens per second: 20"
+}
+PROMPT = {
+    "--prompt N": "prompt for which --why gives the time to the first word, in tokens (default 1000)"
+}
 JOB = {"--job P+N": "size the context for a prompt of P tokens and an answer of N: 6000+800"}
 WINDOW_BUDGET = {
     "--window-budget SIZE": "without -c, the longest context whose KV cache fits in this size: 4G"
@@ -67,6 +73,7 @@ WINDOW_BUDGET = {
 PLAN = {
     **USERS,
     **MIN_CONTEXT,
+    **MIN_SPEED,
     **JOB,
     "--prefer-accurate-kv": "without -c, prefer an accurate KV cache to a longer context",
     "--latency FOR": "tiers only: longest wait for spilled cache pages, text (1.5 s, default) or voice (0.2 s)",
@@ -162,6 +169,8 @@ def add_options(parser: Options, rows: Rows) -> None:
             options = {"metavar": metavar, "type": _seconds if metavar == "SECONDS" else str}
         if name == "--for":  # `arguments.for` would be a syntax error
             options["dest"] = "program"
+        if row == "--prompt N":  # `run` has a --prompt that is a text
+            options["dest"] = "prompt_tokens"
         parser.add_argument(*names, name, help=content, **options)
 
 

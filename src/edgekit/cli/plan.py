@@ -50,7 +50,7 @@ def run_plan(arguments: argparse.Namespace) -> tuple[str, int]:
         task = plan.task
         write_plot(plan_curves(plan), arguments.plot, model=task.label, machine=task.machine.name)
         notes = (*notes, f"wrote a plot of memory versus context to {arguments.plot}")
-    code = 0 if plan.fits else HardwareError.exit_code
+    code = 0 if plan.fits and not plan.result.is_too_slow else HardwareError.exit_code
     ready = for_program(answer.ready, arguments.program)
     if arguments.json:
         return json_text(plan_json(plan, ready=ready, notes=notes)), code
@@ -98,7 +98,8 @@ def plan_words(arguments: argparse.Namespace) -> Iterator[str]:
     """The flags with which `edgekit plan` and `check` answer the same request for one model."""
     for device in arguments.device:
         yield from ("--device", device)
-    for name in ("ram", "vram", "cpu", "reserve", "max_use", "users", "min_context", "job"):
+    names = ("ram", "vram", "cpu", "reserve", "max_use", "users", "min_context", "min_speed", "job")
+    for name in names:
         value = getattr(arguments, name)
         if value is not None:
             yield from (f"--{name.replace('_', '-')}", value)

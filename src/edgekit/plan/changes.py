@@ -38,7 +38,7 @@ from edgekit.plan.choice import (
     with_weights,
 )
 from edgekit.plan.fit import Fitting, placements_of
-from edgekit.units import GIB, MIB, format_bytes
+from edgekit.units import GIB, MIB, about_rate, format_bytes
 
 SHORTER_TOKENS = (8192, 4096)  # below the minimum of 16K, and still useful
 LEAST_ACCURACY = 300  # in hundredths of a bit per weight: worse weights are not offered for speed
@@ -174,7 +174,7 @@ def _limit(task: Task, result: Verdict) -> Iterator[Change]:
 def _gpu_text(verdict: Verdict) -> str:
     """'runs on the GPU at 32,768 tokens, about 20 tokens/s'."""
     where = "on the GPU" if verdict.way.whole else f"with {verdict.way.because}"
-    speed = "" if verdict.speed is None else f", about {verdict.speed.typical:.2g} tokens/s"
+    speed = "" if verdict.speed is None else f", {about_rate(verdict.speed.typical)}"
     return f"runs {where} at {verdict.context_tokens // verdict.streams:,} tokens{speed}"
 
 

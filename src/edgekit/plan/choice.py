@@ -19,14 +19,16 @@ from edgekit.bill.types import (
     Price,
     PricedLoad,
     Setup,
+    Speed,
     Status,
     Task,
     Variant,
     Verdict,
 )
+from edgekit.bill.waits import USUAL_PROMPT_TOKENS, FirstToken, first_token, load_time
 from edgekit.engines import engine_named
 from edgekit.engines.choices import USUAL_ACCURACY, as_named
-from edgekit.engines.speed import expected_speed, steady_throughput
+from edgekit.engines.speed import Moment, expected_speed, steady_throughput
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import PoolKind
 from edgekit.model.types import Model
@@ -41,7 +43,7 @@ from edgekit.plan.fit import (
     recommended_context,
     whole_placements,
 )
-from edgekit.units import GIB, Basis, format_bytes
+from edgekit.units import GIB, Basis, about_rate, format_bytes
 
 READING_TOKENS_PER_S = 8.0  # below this speed, spare memory is left unspent
 EMBEDDING_ACCURACY = 850  # Q8_0
@@ -50,6 +52,9 @@ MOST_ACCURACY = 660  # Q6_K, MLX 6-bit: the measured gain from more bits is with
 UNUSUAL = ("Q2", "IQ2", "Q3", "IQ3", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 ROUND_TOKENS = 4096  # longer contexts are rounded down to a multiple of this
 ALWAYS_IN_RAM_BYTES = 3 * GIB  # token embeddings and buffers of the largest models
+# ASSUMED: the settings that are tried after one that fits are at most this much faster.
+MOST_GAIN_FROM_SETTINGS = 3.0
+NOTABLY_FASTER = 1.05  # a smaller difference is not mentioned
 # Steps of SPEC A4's list. Steps 1 and 2 have the usual weights on the devices and a long context, with the default
 # cache or an 8-bit one; steps 3 and 4 the same with a short context.
 NOTHING_FITS = 0
@@ -67,9 +72,16 @@ class Attempt:
     cache: CacheChoice
     fits: bool
     ladder: Ladder = field(repr=False)
+    slow_tokens_per_s: float | None = None  # its speed, if it fits but is slower than requested
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.fits and self.slow_tokens_per_s is None
 
     def outcome(self) -> str:
         """'fits', or how much is missing. Expensive: computed only for display."""
+        if self.slow_tokens_per_s is not None:
+            return f"fits, but too slow: {about_rate(self.slow_tokens_per_s)}"
         if self.fits:
             return "fits"
         try:
@@ -123,6 +135,8 @@ class Choice:
 
     candidate: Candidate
     attempts: tuple[Attempt, ...]
+    # The fastest that fits, if nothing is as fast as requested; the candidate is then the usual one.
+    fastest: Attempt | None = None
 
     @property
     def fits(self) -> bool:
@@ -150,10 +164,22 @@ class _Search:
         self.task = task
         self.variants = task.variants or as_named(task.model)
         self._streams_weights = engine_named(task.engine).streams_weights
+        self._min_speed = task.min_speed
+        self._is_hopeless = False  # no setting can be as fast as requested
         self.attempts: list[Attempt] = []
         self._ladders: dict[tuple[str, str, bool], Ladder] = {}
 
     def run(self) -> Choice:
+        """The best combination that fits and is as fast as requested; if none is that fast, the best that fits."""
+        choice = self._choice()
+        slow = [attempt for attempt in self.attempts if attempt.slow_tokens_per_s is not None]
+        if choice.fits or not slow:
+            return choice
+        self._min_speed, self._is_hopeless, self.attempts = None, False, []
+        fastest = max(slow, key=lambda attempt: attempt.slow_tokens_per_s or 0.0)
+        return replace(self._choice(), fastest=fastest)
+
+    def _choice(self) -> Choice:
         """The best combination that fits, else the one to report as not fitting.
 
         The search starts with weights of about 4.8 bits, 8 for embedding models, or the bits that were requested.
@@ -205,9 +231,11 @@ class _Search:
         may_divide = can_divide(self.task)
         if may_divide:
             short_cache = eight_bit[0] if eight_bit else default_cache
-            for tokens, cache in ((long, default_cache), (short, short_cache)):
-                if candidate := self._try(PARTLY_IN_RAM, preferred, tokens, cache, on_host=True):
-                    return candidate
+            # Fewer bits leave less in RAM: only of use for a requested speed.
+            for variant in (preferred, *(smaller if self._min_speed is not None else ())):
+                for tokens, cache in ((long, default_cache), (short, short_cache)):
+                    if candidate := self._try(PARTLY_IN_RAM, variant, tokens, cache, on_host=True):
+                        return candidate
         for cache in small_caches:
             for on_host in (False, True) if may_divide else (False,):
                 if candidate := self._try(SMALL_CACHE, preferred, short, cache, on_host=on_host):
@@ -248,15 +276,17 @@ class _Search:
         self, step: int, variant: Variant, tokens: int, cache: CacheChoice, *, on_host: bool = False
     ) -> Candidate | None:
         """The candidate with these weights, context and cache; None if it does not fit. The attempt is recorded."""
+        if self._is_hopeless:
+            return None
         ladder = self._ladder(variant, cache, on_host=on_host)
         fitting = ladder.first_fit(tokens)
-        fits = fitting is not None
-        self.attempts.append(
-            Attempt(variant=variant, tokens=tokens, cache=cache, fits=fits, ladder=ladder)
+        attempt = Attempt(
+            variant=variant, tokens=tokens, cache=cache, fits=fitting is not None, ladder=ladder
         )
         if fitting is None:
+            self.attempts.append(attempt)
             return None
-        return Candidate(
+        candidate = Candidate(
             step=step,
             variant=variant,
             cache=cache,
@@ -264,6 +294,21 @@ class _Search:
             tokens=tokens,
             because=_because(ladder.top, tokens),
         )
+        slow = self._too_slow(candidate)
+        self.attempts.append(replace(attempt, slow_tokens_per_s=slow))
+        if slow is None or self._min_speed is None:
+            return candidate
+        self._is_hopeless = slow * MOST_GAIN_FROM_SETTINGS < self._min_speed
+        return None
+
+    def _too_slow(self, candidate: Candidate) -> float | None:
+        """The candidate's typical speed, if it is known and less than requested; else None."""
+        if self._min_speed is None:
+            return None
+        speed = speed_of(candidate)
+        embeds = candidate.fitting.placement.setup.embeddings
+        rate = None if speed is None else speed.typical_for(embeds=embeds)
+        return rate if rate is not None and rate < self._min_speed else None
 
     def _spend_spare_memory(self, candidate: Candidate, better: Iterable[Variant]) -> Candidate:
         """The candidate with better weights and then a longer context, while it has memory and speed to spare.
@@ -290,7 +335,8 @@ class _Search:
             tokens -= tokens % (ROUND_TOKENS * fitting.streams)
         if tokens <= candidate.tokens:
             return candidate
-        return replace(candidate, tokens=tokens, because=_because(fitting, tokens))
+        longer = replace(candidate, tokens=tokens, because=_because(fitting, tokens))
+        return candidate if self._too_slow(longer) is not None else longer
 
     def _nearest(self, variant: Variant, tokens: int) -> Candidate:
         """The candidate to report if nothing fits: step 4, the short context with an 8-bit cache."""
@@ -426,7 +472,23 @@ def judge(task: Task) -> Verdict:
 
 def result_of(choice: Choice) -> Verdict:
     """The verdict on a choice."""
-    return result_for(pinned_candidate(choice.candidate) if choice.fits else choice.candidate)
+    result = result_for(pinned_candidate(choice.candidate) if choice.fits else choice.candidate)
+    return replace(result, fastest=fastest_words(choice, result))
+
+
+def fastest_words(choice: Choice, result: Verdict) -> str:
+    """What is fastest, if nothing is as fast as requested: 'the fastest setting that was tried: Q4_K_S ...'."""
+    attempt = choice.fastest
+    if attempt is None or attempt.slow_tokens_per_s is None or not result.is_too_slow:
+        return ""
+    rate = about_rate(attempt.slow_tokens_per_s)
+    if attempt.slow_tokens_per_s <= (result.typical_speed or 0.0) * NOTABLY_FASTER:
+        return "no other setting that was tried is faster"
+    each = attempt.tokens // result.streams
+    return (
+        f"the fastest setting that was tried: {attempt.variant.name}, {each:,} tokens, {attempt.cache.name} cache, "
+        f"{rate}"
+    )
 
 
 def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdict:
@@ -435,8 +497,7 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
     if max_context is None:
         max_context = _longest_context(candidate)
     geometry = task.model.geometry
-    # A bare name without a file borrows the layers of a similar model: no speed is shown.
-    is_rough = task.bill is not None and priced.estimate.basis is Basis.ASSUMED
+    speed = speed_of(candidate) if candidate.step else None
     return Verdict(
         engine=task.engine,
         status=candidate.status,
@@ -455,7 +516,10 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
         variant=candidate.variant,
         load=fitting.task.load_of(candidate.tokens),
         uses=priced.uses,
-        speed=None if not candidate.step or is_rough else expected_speed(task, priced),
+        speed=speed,
+        first_token=None if speed is None else _first_token(candidate),
+        load_time=load_time(priced.estimate.weights_bytes, task.machine),
+        min_speed=task.min_speed,
         estimate=priced.estimate,
         reasons=() if candidate.step else tuple(fitting.reasons(priced, max_context)),
         window=candidate.because,
@@ -464,6 +528,26 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
         way=priced.placement,
         machine=task.machine,
     )
+
+
+def speed_of(candidate: Candidate) -> Speed | None:
+    """The expected speed; None if it is unknown."""
+    task, priced = candidate.task, candidate.priced
+    # A bare name without a file borrows the layers of a similar model: no speed is shown.
+    if task.bill is not None and priced.estimate.basis is Basis.ASSUMED:
+        return None
+    return expected_speed(task, priced)
+
+
+def _first_token(candidate: Candidate) -> FirstToken | None:
+    """The time to the first token for the requested prompt, a job's or a usual one; at most the context is filled."""
+    task = candidate.task
+    if task.embeds:
+        return None
+    wanted = task.prompt_tokens or (task.job.prompt_tokens if task.job is not None else 0)
+    tokens = min(wanted or USUAL_PROMPT_TOKENS, candidate.tokens // candidate.fitting.streams)
+    speed = expected_speed(task, candidate.priced, Moment(prompt_tokens=tokens))
+    return None if speed is None else first_token(speed.prefill, tokens)
 
 
 def _longest_context(candidate: Candidate) -> int:
@@ -515,6 +599,10 @@ def is_decided(task: Task, result: Verdict, *, loads_only: bool = False) -> bool
         speed = steady_throughput(task, fitting.price(result.context_tokens))
         # slightly larger or smaller weights could change whether spare memory is spent
         if speed is not None and abs(speed / READING_TOKENS_PER_S - 1) < LEAST_COMPUTE_BOUND:
+            return False
+        # or whether they are as fast as requested
+        wanted, rate = task.min_speed, result.typical_speed
+        if wanted is not None and rate is not None and abs(rate / wanted - 1) < LEAST_COMPUTE_BOUND:
             return False
     bounds = (replace(task, bill=_at_bound(task, sign)) for sign in (1, -1))
     return all(_answer(judge(bound)) == _answer(result) for bound in bounds)

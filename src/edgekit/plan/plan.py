@@ -21,7 +21,7 @@ from edgekit.bill.types import (
 )
 from edgekit.engines import default_engine, engine_named, every_engine
 from edgekit.engines.entries import open_entry
-from edgekit.engines.speed import steady_throughput
+from edgekit.engines.speed import expected_speed, steady_throughput
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.model.types import Model
@@ -34,10 +34,11 @@ from edgekit.plan.choice import (
     Choice,
     check_users,
     choose,
+    fastest_words,
     pinned_candidate,
     result_for,
 )
-from edgekit.plan.fit import Ladder, whole_placements
+from edgekit.plan.fit import Fitting, Ladder, whole_placements
 from edgekit.units import format_bytes
 
 MOST_NODES = 64
@@ -53,6 +54,8 @@ class Plan:
     decisions: tuple[Decision, ...]  # in the order of the levers
     drafter: Drafter | None = None  # a draft model that would fit as well; not in the bill
     steady_tokens_per_s: float | None = None  # typical, with an empty cache: for comparing plans
+    # Typical, if the GPU had the memory for what is now in RAM; None: nothing is, or unknown.
+    on_gpu_tokens_per_s: float | None = None
     to_fit: tuple[Change, ...] = ()  # what would make it fit, if it does not
     changes: tuple[Change, ...] = ()  # what would improve it, if it fits
 
@@ -115,6 +118,7 @@ def make_plan(
         )
     candidate = pinned_candidate(choice.candidate)
     result = result_for(candidate, max_context=None if thorough else candidate.tokens)
+    result = replace(result, fastest=fastest_words(choice, result))
     decisions = [*_decisions(choice, candidate, result)]
     drafter: Drafter | None = None
     improvements: tuple[Change, ...] = ()
@@ -136,8 +140,27 @@ def make_plan(
         decisions=tuple(decisions),
         drafter=drafter,
         steady_tokens_per_s=steady_throughput(candidate.task, candidate.priced),
+        on_gpu_tokens_per_s=speed_on_gpu(candidate) if thorough else None,
         changes=improvements,
     )
+
+
+def speed_on_gpu(candidate: Candidate) -> float | None:
+    """The typical speed of the same weights and cache, all on the GPU, as if it had the memory.
+
+    None if they are there already, if the caller set the placement, or if the speed is unknown.
+    """
+    placement, task = candidate.fitting.placement, candidate.task
+    if placement.whole or not placement.cards or task.embeds:
+        return None
+    whole = next((other for other in whole_placements(task) if other.whole and other.cards), None)
+    if whole is None:
+        return None
+    try:
+        speed = expected_speed(task, Fitting(task, whole).price(candidate.tokens))
+    except EdgekitError:
+        return None
+    return None if speed is None else speed.typical
 
 
 def find_plan(task: Task) -> Plan | None:
@@ -201,7 +224,8 @@ def _weights_because(choice: Choice, candidate: Candidate) -> str:
             return "as requested"
         return "the form it was released in" if candidate.variant.changes else "the file you named"
     if candidate.step == FEWER_BITS:
-        return "the largest that fits on the GPU"
+        fast = "" if candidate.task.min_speed is None else " and is fast enough"
+        return f"the largest that fits on the GPU{fast}"
     first = choice.attempts[0].variant
     if candidate.variant.accuracy > first.accuracy:
         return "the most accurate that fits comfortably and is faster than reading speed"
@@ -214,7 +238,7 @@ def _tried(attempts: tuple[Attempt, ...], candidate: Candidate) -> Iterator[Trie
     for attempt in attempts:
         each = attempt.tokens // candidate.fitting.streams
         value = f"{attempt.variant.name}, {each:,} tokens, {attempt.cache.name} cache"
-        is_taken = attempt.fits and (attempt.variant.name, attempt.cache.name) == chosen
+        is_taken = attempt.is_accepted and (attempt.variant.name, attempt.cache.name) == chosen
         yield Tried(value=value, outcome=attempt.outcome, taken=is_taken)
 
 

@@ -205,11 +205,9 @@ class Suggestion:
         """What its speed on this machine adds, or costs."""
         speed, steady = self.plan.speed, self.plan.steady_tokens_per_s
         if self.task is ModelPurpose.EMBEDDING:
-            read = None if speed is None else speed.prefill
+            read = None if speed is None else speed.typical_prefill
             assumed = ASSUMED_FLOPS / (2 * max(self.entry.active_parameters or 1, 1))
-            # the low end: the range that is estimated for small models is far too wide
-            rate = assumed if read is None else read[0]
-            return embedding_points(rate)
+            return embedding_points(assumed if read is None else read)
         if speed is None or steady is None:
             return 0.0
         # hard questions are what such a model is chosen for

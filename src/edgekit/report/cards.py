@@ -34,7 +34,7 @@ from edgekit.plan.recommend import (
     rank_of,
     task_of_entry,
 )
-from edgekit.report.check import assumed_of, bars_json, changes_section, headline, typical_figure
+from edgekit.report.check import assumed_of, bars_json, changes_section, headline
 from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.plan import plan_fields, plan_speed
@@ -51,7 +51,15 @@ from edgekit.report.text import (
     render,
     table,
 )
-from edgekit.units import GIB, Basis, format_download, short_count
+from edgekit.units import (
+    GIB,
+    Basis,
+    about_rate,
+    format_download,
+    min_speed_words,
+    rate_figure,
+    short_count,
+)
 
 if TYPE_CHECKING:
     from edgekit.app.recommend import Recommendation
@@ -69,7 +77,9 @@ _HEAD: tuple[str, ...] = (
 )
 _MODEL, _WEIGHTS, _DOWNLOAD, _USED, _RUNS_ON = 1, 2, 3, 5, 8  # columns of the table
 MAX_CARD_CHARS = 400
-_CARD_SPEED = ("typical", "decode", "prefill", "steady", "basis")
+_CARD_SPEED = (
+    "typical", "decode", "prefill", "prefill_typical", "interval", "steady", "basis",
+)  # fmt: skip
 
 
 def cards_text(
@@ -85,7 +95,7 @@ def cards_text(
 def _sections(recommendation: Recommendation, words: str, *, why: bool) -> Sections:
     """The best model's headline, the table, skipped models, notes and the next command."""
     suggestions, nearest = recommendation.suggestions, recommendation.nearest
-    shown = suggestions or tuple(filter(None, (nearest,)))
+    shown = suggestions or tuple(filter(None, (recommendation.fastest, nearest)))
 
     def first_headline(screen: Screen) -> list[str]:
         result = shown[0].plan.result
@@ -140,11 +150,22 @@ def cards_headline(recommendation: Recommendation) -> str:
         writes = recommendation.purpose is not ModelPurpose.EMBEDDING
         slow = ", but slower than reading speed" if first.plan.is_slow and writes else ""
         return printable(f"Best for {task} on {machine}: {first.entry.id}{slow}")
-    if recommendation.nearest is None:
+    fastest = recommendation.fastest
+    if fastest is not None and request.min_speed is not None:
+        wanted, rate = min_speed_words(request.min_speed), fastest.plan.result.typical_speed or 0.0
+        return printable(
+            f"Nothing for {task} on {machine} reaches {wanted} tokens/s; "
+            f"fastest: {fastest.entry.id}, {about_rate(rate)}"
+        )
+    nearest = recommendation.nearest
+    if nearest is not None and nearest.plan.fits and request.min_speed is not None:
+        wanted = min_speed_words(request.min_speed)
+        return printable(
+            f"No model for {task} on {machine} is known to reach {wanted} tokens/s: speeds are unknown"
+        )
+    if nearest is None:
         return printable(f"No known model for {task} runs with {request.engine} on {machine}")
-    return printable(
-        f"Nothing fits for {task} on {machine}; nearest: {recommendation.nearest.entry.id}"
-    )
+    return printable(f"Nothing fits for {task} on {machine}; nearest: {nearest.entry.id}")
 
 
 def machine_words(machine: Machine) -> str:
@@ -215,9 +236,8 @@ def _row(number: int, suggestion: Suggestion) -> tuple[str, ...]:
     size = short_count(entry.parameters) if entry.parameters is not None else ""
     weights = "" if name == AS_NAMED else printable(name).replace(" bit", "-bit")
     download, speed = download_bytes(plan.result), plan.speed
-    rates = None if speed is None else speed.decode
-    if speed is not None and ModelPurpose.EMBEDDING in entry.kinds:
-        rates = speed.prefill  # an embedding model generates nothing
+    embeds = ModelPurpose.EMBEDDING in entry.kinds
+    rate = None if speed is None else speed.typical_for(embeds=embeds)
     return (
         str(number),
         printable(entry.id),
@@ -225,7 +245,7 @@ def _row(number: int, suggestion: Suggestion) -> tuple[str, ...]:
         "?" if download is None else format_download(download),
         window_words(plan.result, plan.context_tokens, plan.task.users or 1),
         used_words(plan.result).removesuffix(" +RAM"),
-        "?" if rates is None else typical_figure(rates),
+        rate_figure(rate),
         quality_range(suggestion.quality, suggestion.loss.value + suggestion.cache_loss.value),
         runs_on(plan.result),
     )
@@ -398,13 +418,16 @@ def cards_json(recommendation: Recommendation) -> Json:
     return {
         "schema": SCHEMA,
         "task": recommendation.purpose.value,
-        **fields(request, "engine context_tokens=wanted_tokens users min_context"),
+        **fields(request, "engine context_tokens=wanted_tokens users min_context min_speed"),
         "prefer_accurate_cache": request.prefer_accurate_kv,
         "machine": machine_json(machine),
         "suggestions": [_suggestion_json(suggestion) for suggestion in recommendation.suggestions],
         "nearest": None
         if recommendation.nearest is None
         else _suggestion_json(recommendation.nearest),
+        "fastest": None
+        if recommendation.fastest is None
+        else _suggestion_json(recommendation.fastest),
         "passed_over": [
             {"because": why, "count": count} for why, count in recommendation.passed_over
         ],

@@ -15,7 +15,6 @@ from edgekit.bill.types import (
     ChangeKind,
     Component,
     MemoryEstimate,
-    Speed,
     Status,
     Usage,
     Verdict,
@@ -29,6 +28,15 @@ from edgekit.plan.choice import FEWER_BITS, download_bytes, is_too_short, unchec
 from edgekit.report.bill import basis_rows, bill_json
 from edgekit.report.hardware import budget_json, machine_json
 from edgekit.report.json import SCHEMA, Json, fields
+from edgekit.report.speed import (
+    interval_words,
+    shortfall_words,
+    speed_json,
+    speed_notes,
+    speed_row,
+    wait_rows,
+    waits_json,
+)
 from edgekit.report.text import (
     FROM_INDEX,
     PLAIN,
@@ -44,7 +52,7 @@ from edgekit.report.text import (
     share_words,
     sizes_words,
 )
-from edgekit.units import GIB, MIB, format_download
+from edgekit.units import GIB, MIB, about_rate, format_download, rate_figure
 
 if TYPE_CHECKING:
     from edgekit.app.check import Check
@@ -52,7 +60,6 @@ if TYPE_CHECKING:
 
 VERDICTS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does not fit"}
 K_TOKENS = 1024
-MIN_TOKENS_PER_S = 0.05  # a lower speed is shown as "less than 0.1"
 DEFAULT_CACHES = frozenset({"", "f16", "bf16", "16 bit", "auto"})
 _CACHE_BITS = {
     **dict.fromkeys(("q8_0", "8 bit", "fp8"), "an 8-bit"),
@@ -72,6 +79,7 @@ def headline(result: Verdict, *, from_name: bool = False) -> str:
         barely = ", just" if result.warning else ""
         text = f"{verb} {_place(result)}{_at_weights(result)}{barely}: "
         text += f"{_used(result)} at {_window(result)}{_cache_and_limits(result)}{speed}"
+        text += _shortfall(result) if embeds(result) else ""
     if from_name:
         text += " (rough estimate from the name alone)"
     elif result.doubt:
@@ -171,6 +179,29 @@ def _place(result: Verdict) -> str:
     return f"on {cards}" if result.warning else f"fully on {cards}"
 
 
+def offload_words(result: Verdict, on_gpu_tokens_per_s: float | None) -> str:
+    """'the experts of 12 layers are in RAM: 24 tokens/s instead of 61 if everything fitted on the GPU'.
+
+    '' if everything is on the GPU, or would not be faster there.
+    """
+    if result.speed is None or on_gpu_tokens_per_s is None or not result.way.cards:
+        return ""
+    here, there = rate_figure(result.speed.typical), rate_figure(on_gpu_tokens_per_s)
+    if here == there or result.speed.typical > on_gpu_tokens_per_s:
+        return ""
+    off = engine_named(result.engine).offload(result)
+    elsewhere = "on the CPU" if result.way.cards[0].unified else "in RAM"
+    if off.everything:
+        what = f"every layer is {elsewhere}"
+    elif off.layers:
+        what = f"only {off.layers} are on the GPU"
+    elif off.experts:
+        what = f"{off.experts} are {elsewhere}"
+    else:
+        what = f"the cache is {elsewhere}"
+    return f"{what}: {here} tokens/s instead of {there} if everything fitted on the GPU"
+
+
 def _at_weights(result: Verdict) -> str:
     """' at Q4_K_M'; '' if the user chose the file."""
     weights = quantization_words(result)
@@ -203,7 +234,13 @@ def _speed(result: Verdict) -> str:
         return ""
     has_several_users = result.streams > 1 or (result.load.sequences or 1) > 1
     suffix = " for one user at a time" if has_several_users else ""
-    return f", {about_words(result.speed.decode)}{suffix}"
+    return f", {about_rate(result.speed.typical)}{suffix}{_shortfall(result)}"
+
+
+def _shortfall(result: Verdict) -> str:
+    """', slower than the 50 tokens/s you asked for'."""
+    words = shortfall_words(result)
+    return f", {words}" if words else ""
 
 
 def _used(result: Verdict) -> str:
@@ -300,53 +337,6 @@ def card_names(cards: Iterable[Device]) -> str:
     )
 
 
-def about_words(rates: tuple[float, float]) -> str:
-    """(24, 60) -> 'about 38 tokens/s': the geometric mean."""
-    middle = math.sqrt(math.prod(rates))
-    if middle < MIN_TOKENS_PER_S:
-        return "less than 0.1 tokens/s"
-    return f"about {_figure(middle)} tokens/s"
-
-
-def range_words(rates: tuple[float, float]) -> str:
-    """'24 to 60'; '' if both ends round to the same figure."""
-    slow, fast = map(_figure, rates)
-    return f"{slow} to {fast}" if slow != fast else ""
-
-
-def rate_words(rates: tuple[float, float]) -> str:
-    """'about 38 tokens/s (24 to 60)'."""
-    between = range_words(rates)
-    return f"{about_words(rates)} ({between})" if between else about_words(rates)
-
-
-def typical_figure(rates: tuple[float, float]) -> str:
-    """The geometric mean of the rates without its unit: '38'."""
-    return about_words(rates).removeprefix("about ").removesuffix(" tokens/s")
-
-
-def _figure(rate: float) -> str:
-    """Two significant digits, one below 1: '1,200', '35', '3.5', '0.4'."""
-    if rate < 0.95:  # 0.95 rounds to 1.0, which has two significant digits
-        return f"{rate:.1f}"
-    rounded = round(rate, 1 - math.floor(math.log10(rate)))
-    return f"{rounded:,.1f}" if rounded < 10 else f"{rounded:,.0f}"
-
-
-def speed_row(speed: Speed | None, *, embeds: bool = False, is_slow: bool = False) -> str:
-    """Decoding and prompt speed, and their basis."""
-    if speed is None:
-        return "not known"
-    prompts = "" if speed.prefill is None else rate_words(speed.prefill)
-    if embeds:
-        return f"reads {prompts or 'at an unknown speed'}; {speed.basis.value}: {speed.because}"
-    words = rate_words(speed.decode)
-    words += ", slower than reading speed" if is_slow else ""
-    words += f"; prompts {prompts}" if prompts else ""
-    reason = f": {speed.because}" if speed.because else ""
-    return f"{words}; {speed.basis.value}{reason}"
-
-
 # -- the screen -----------------------------------------------------------------------------------
 
 MAX_CHANGES = 3
@@ -375,6 +365,7 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
         engine = bill.engine_title
         details = [placement if machine in placement else f"{machine}, {placement}"]
         speed = [] if result.speed is None else [speed_row(result.speed, embeds=embeds(result))]
+        speed += [*speed_notes(result), *wait_rows(result)]
         later_rows = engine_named(result.engine).later_rows(result) if result.can_load else ()
         sections: list[Section] = [
             (None, [bill.asked]),
@@ -393,6 +384,7 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
         sections = [
             ("", lambda screen: bar_lines(memories(result), screen)),
             *run,
+            ("Speed", speed_notes(result)),
             (
                 "Note",
                 [*bill.notes, *notes_on_screen(bill.estimate), *assumed_of(result.machine, result)],
@@ -432,14 +424,14 @@ def download_words(result: Verdict, *, is_remote: bool) -> tuple[str, ...]:
 
 
 def result_figures(result: Verdict) -> Iterator[str]:
-    """Figures that the headline leaves out: the longest context, the range of the speed."""
+    """Figures that the headline leaves out: the longest context, the interval of the speed."""
     if result.failed:
         return
     if result.max_context > result.context_tokens:
         per_user = " per user" if result.streams > 1 else ""
         yield f"max context {result.max_context // result.streams:,}{per_user}"
     if result.speed is not None and not embeds(result):
-        between = range_words(result.speed.decode)
+        between = interval_words(result.speed.decode)
         yield f"{between} tokens/s" if between else ""
 
 
@@ -513,6 +505,7 @@ def check_json(check: Check) -> Json:
         "download_bytes": download_bytes(result) if check.is_remote else None,
         "step": result.step,
         "speed": None if result.speed is None else speed_json(result.speed),
+        **waits_json(result),
         **fields(result, "required_bytes available_bytes"),
         "utilization": _share(result.utilization),
         "engine": {"name": result.engine, "version": bill.version or None},
@@ -580,17 +573,6 @@ def change_json(change: Change) -> Json:
         **fields(change, "kind value told"),
         "flags": dict(change.flags),
         "max_context": change.max_context,
-    }
-
-
-def speed_json(speed: Speed) -> Json:
-    """Tokens per second: a typical value, and the ranges from slow to fast."""
-    prefill = speed.prefill
-    return {
-        "typical": round(speed.typical, 2),
-        "decode": [round(rate, 2) for rate in speed.decode],
-        "prefill": None if prefill is None else [round(rate, 2) for rate in prefill],
-        **fields(speed, "basis because"),
     }
 
 

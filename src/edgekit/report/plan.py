@@ -24,13 +24,13 @@ from edgekit.report.check import (
     embeds,
     headline,
     notes_on_screen,
+    offload_words,
     result_figures,
-    speed_json,
-    speed_row,
     use_json,
 )
 from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
+from edgekit.report.speed import speed_json, speed_notes, speed_row, wait_rows, waits_json
 from edgekit.report.text import (
     PLAIN,
     Screen,
@@ -84,6 +84,8 @@ def plan_text(
         ("Run", lambda screen: _command_lines(commands, machine.system, screen.width)),
         ("Also", also),
     ]
+    offloaded = offload_words(result, plan.on_gpu_tokens_per_s)
+    speed_rows = [*speed_notes(result), *([offloaded] if offloaded else [])]
     if why:
         name = bill_of(plan).engine_title
         details = [f"{task.nodes} nodes of {machine.name}" if task.nodes > 1 else machine.name]
@@ -108,6 +110,7 @@ def plan_text(
         sections = [
             ("", lambda screen: bar_lines(memories(result), screen)),
             *run,
+            ("Speed", speed_rows),
             ("Note", [*notes, *notes_on_screen(result.estimate), *assumed_of(machine, result)]),
             changes_section(result, plan.to_fit or plan.changes, more),
             ("More", [MORE]),
@@ -136,6 +139,10 @@ def _decision_lines(plan: Plan, width: int) -> Iterator[str]:
     if plan.fits:
         speed = speed_row(plan.speed, embeds=embeds(plan.result), is_slow=plan.is_slow)
         yield from _named_lines("speed", speed, column, width)
+        offloaded = offload_words(plan.result, plan.on_gpu_tokens_per_s)
+        rows = [*speed_notes(plan.result), *wait_rows(plan.result), offloaded]
+        for row in filter(None, rows):
+            yield from _named_lines("", row, column, width)
 
 
 def _named_lines(name: str, text: str, column: int, width: int) -> Iterator[str]:
@@ -198,6 +205,7 @@ def plan_fields(plan: Plan) -> Json:
     """The fields that a plan and a suggestion share; only the sums of the estimate."""
     result, task = plan.result, plan.task
     tightest, drafter = use_json(result.tightest), None
+    on_gpu = plan.on_gpu_tokens_per_s
     if plan.drafter is not None:  # a draft model that would also fit, but is not in the estimate
         words = engine_named(task.engine).draft_words(result, plan.drafter)
         drafter = {
@@ -234,6 +242,8 @@ def plan_fields(plan: Plan) -> Json:
         "decisions": [decision_json(decision) for decision in plan.decisions],
         "drafter": drafter,
         "speed": plan_speed(plan),
+        "on_gpu_tokens_per_s": None if on_gpu is None else round(on_gpu, 2),
+        **waits_json(result),
         "reasons": list(result.reasons),
         "to_fit": [change_json(change) for change in plan.to_fit],
         "changes": [change_json(change) for change in plan.changes],

@@ -14,12 +14,12 @@ from edgekit.report.cards import (
     quality_range,
     unmeasured_notes,
 )
-from edgekit.report.check import DEFAULT_CACHES, context_words, typical_figure
+from edgekit.report.check import DEFAULT_CACHES, context_words
 from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.tables import MIN_NAME, shorten
 from edgekit.report.text import PLAIN, Screen, Sections, clamp_width, fold, render, table
-from edgekit.units import GIB, format_download, short_count
+from edgekit.units import GIB, format_download, min_speed_words, rate_figure, short_count
 
 _MODEL, _NO_FIGURE = "model", "-"
 SHORT_NAME = 24  # columns: a shorter name is hard to recognise
@@ -63,7 +63,9 @@ def search_headline(answer: SearchAnswer) -> str:
     if not answer.matching:
         return printable(f"None of the {answer.known:,} models of the index matches {words}")
     if not shown:
-        return printable(f"None of the {answer.matching:,} matching models fits {machine}")
+        wanted = answer.request.min_speed
+        fast = "" if wanted is None else f" at {min_speed_words(wanted)} tokens/s or more"
+        return printable(f"None of the {answer.matching:,} matching models fits {machine}{fast}")
     of = f"{shown:,} of {answer.matching:,}" if shown < answer.matching else f"{shown:,}"
     models = "matching model" if answer.matching == 1 else "matching models"
     where = "fits" if shown == 1 else "fit"
@@ -91,6 +93,8 @@ def _relaxed(answer: SearchAnswer) -> list[str]:
         return []
     asked = answer.question.filters.min_context
     shorter = "" if asked is None else f"a shorter context than {asked:,} tokens, "
+    if answer.request.min_speed is not None:
+        return [f"{shorter}a lower --min-speed, or another --device"]
     return [f"{shorter}another --device, or no --fits: then the table has what each needs"]
 
 
@@ -155,8 +159,6 @@ def _cells(found: Found) -> dict[str, str]:
     about = "" if entry.has_geometry else "~"
     context = context_words(figures.context_tokens).removesuffix(" tokens")
     cache = "" if figures.cache in DEFAULT_CACHES else figures.cache
-    rate = figures.tokens_per_s
-    speed = "?" if rate is None else typical_figure((rate, rate))
     return cells | {
         "weights": printable(figures.quant).replace(" bit", "-bit").removesuffix("_MOE"),
         "download": "?"
@@ -164,7 +166,7 @@ def _cells(found: Found) -> dict[str, str]:
         else format_download(figures.download_bytes),
         "context": f"{context} {cache}".strip(),
         "GiB": f"{about}{figures.required_bytes / GIB:.1f}",
-        "tokens/s": speed if figures.fits else "too large",
+        "tokens/s": rate_figure(figures.tokens_per_s) if figures.fits else "too large",
         "runs on": figures.runs_on if figures.fits else "",
     }
 
@@ -180,7 +182,7 @@ def search_json(answer: SearchAnswer) -> Json:
             "task": None if request.purpose is None else request.purpose.value,
             **fields(question, "fits sort"),
         },
-        **fields(request, "engine context_tokens=wanted_tokens users quant"),
+        **fields(request, "engine context_tokens=wanted_tokens users quant min_speed"),
         "machine": machine_json(machine),
         "models": [_found_json(found) for found in answer.models],
         **fields(answer, "matching known"),

@@ -16,13 +16,12 @@ from edgekit.report.check import (
     cache_words,
     check_json,
     context_words,
-    embeds,
     is_beyond,
     is_divided,
     rounded_context_words,
-    typical_figure,
 )
 from edgekit.report.json import SCHEMA, Json, error_json, fields
+from edgekit.report.speed import shortfall_words
 from edgekit.report.text import (
     FROM_INDEX,
     MIN_WIDTH,
@@ -36,7 +35,7 @@ from edgekit.report.text import (
     memories,
     sizes_words,
 )
-from edgekit.units import GIB, short_count
+from edgekit.units import GIB, rate_figure, short_count
 
 # Outcome -> its verb for one model and for several; in the order of the summary.
 _COUNTED = {
@@ -156,7 +155,7 @@ def _row(answer: Answer, labels: Mapping[str, str], *, sizes: bool) -> _Row:
         cells[_NAME] = printable(labels.get(answer.reference, answer.reference))
         cells[_ENGINE] = answer.engine or ""
         return _Row(cells, str(answer.error))
-    result, bill, speed = answer.result, answer.bill, answer.result.speed
+    result, bill = answer.result, answer.bill
     cells[_NAME], cells[_ENGINE] = printable(bill.label), result.engine
     quantization = result.quantization.removeprefix(AS_NAMED).removesuffix("_MOE")
     counted = _parameters(bill.geometry) if sizes else None
@@ -169,17 +168,15 @@ def _row(answer: Answer, labels: Mapping[str, str], *, sizes: bool) -> _Row:
     if longest:
         cells[_MAX] = rounded_context_words(longest).removesuffix(" tokens")
     cells[_USED] = used_words(result)
-    if not result.failed:  # an embedding model generates nothing: its speed is that of reading
-        rates = None
-        if speed is not None:
-            rates = speed.prefill if embeds(result) else speed.decode
-        cells[_SPEED] = "?" if rates is None else typical_figure(rates)
+    if not result.failed:
+        cells[_SPEED] = rate_figure(result.typical_speed)
     # a blocked budget lets no model start, whatever its size
     is_blocked = any(use.budget.blocked for use in result.uses)
     lacks_memory = result.tightest.status is Status.FAILED and not is_blocked
     has_reason = not result.can_load and not lacks_memory
     reasons = (
         *(result.reasons if has_reason else ()),
+        *filter(None, [shortfall_words(result)]),
         *([FROM_INDEX] if result.from_index else []),
     )
     return _Row(cells, "; ".join(reasons))

@@ -186,6 +186,10 @@ _TABLE: Fields = {
     "min_context": _optional(
         Word, "smallest context to accept (default 16k, or the trained context if shorter)"
     ),
+    "min_speed": _optional(Word, "slowest typical speed to accept, in tokens per second: 20"),
+    "prompt_tokens": _optional(
+        Word, "prompt for which the time to the first token is given (default 1000)"
+    ),
     "users": _optional(Word, "users at the same time, each with a context of their own"),
     "job": _optional(Word, "size the context for a prompt of P tokens and N new tokens: 6000+800"),
     "window_budget": _optional(Word, "size the context by its KV cache when none is given: 4G"),
@@ -226,7 +230,7 @@ def _call_fields(name: str, *parts: str | Fields, one_engine: bool = False) -> t
 _DESCRIBED = "device ram vram cpu"
 _MACHINE = f"{_DESCRIBED} max_use reserve"
 _CHECK = "min_context job window_budget"
-_PLAN = "min_context users job prefer_accurate_kv"
+_PLAN = "min_context min_speed users job prefer_accurate_kv"
 _CHECKED = _engine_fields(engine_names(), without=machine_keys())
 
 INSPECT = _call_fields(
@@ -242,13 +246,20 @@ ESTIMATE = _call_fields(
     "users device vram per_layer",
     one_engine=True,
 )
-CHECK = _call_fields("CheckRequest", "model engine", _CHECKED, _CHECK, "users", _MACHINE)
+CHECK = _call_fields(
+    "CheckRequest",
+    "model engine",
+    _CHECKED,
+    _CHECK,
+    "min_speed prompt_tokens users",
+    _MACHINE,
+)
 PLAN = _call_fields(
     "PlanRequest",
     "model engine",
     _engine_fields(planned_engines(), without=machine_keys()),
     _PLAN,
-    "nodes no_drafter",
+    "prompt_tokens nodes no_drafter",
     _MACHINE,
 )
 RECOMMEND = _call_fields(

@@ -242,7 +242,7 @@ def test_json_bytes_and_tokens_are_integers(llama: str, capsys: pytest.CaptureFi
             yield name, value
 
     names = {name for name, _ in floats(check_json(capsys, llama, *argv))}
-    assert names <= {"utilization", "within", "typical", "decode", "prefill"}  # shares and rates
+    assert names <= {"utilization", "within", "typical", "decode", "prefill", "prefill_typical", "interval", "low", "high"}  # fmt: skip
 
 
 # --- flags of the engines
@@ -556,6 +556,8 @@ ERRORS = [
     (["{llama}", "--job", "6000"], 2, "for example 6000+800 (got '6000')"),
     (["{llama}", "--job", "6000+"], 2, "--job: '' is not a whole number"),
     (["{llama}", "--job=-1+5"], 2, "--job: must not be negative (got -1)"),
+    (["{llama}", "--min-speed", "0"], 2, "--min-speed takes tokens per second above 0"),
+    (["{llama}", "--prompt", "x"], 2, "--prompt: 'x' is not a whole number"),
     (["{llama}", "--min-context", "abc"], 2, "--min-context: 'abc' is not a whole number"),
     (["{llama}", "--window-budget", "abc"], 2, "--window-budget: 'abc' is not a size"),
     (["{llama}", "--download-up-to", "lots"], 2, "--download-up-to: 'lots' is not a size"),
@@ -827,6 +829,36 @@ def test_min_context_beyond_the_native_one_does_not_fit(
 def test_decimal_comma_is_an_error(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     """1,5G would read as 15 GiB with a thousands separator, but as 1.5 GiB in much of the world."""
     assert run_check(capsys, llama, "--ram", "1,5G")[0] == 2
+
+
+def test_min_speed_out_of_reach_exits_with_3_and_fits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ("qwen3-8b", "--device", "RTX 4090", "--ram", "64G", "--min-speed")
+    code, out, _ = run_check(capsys, *argv, "900")
+    assert code == 3
+    assert "slower than the 900 tokens/s you asked for" in " ".join(out.split())
+    code, out, _ = run_check(capsys, *argv, "900", "--json")
+    answer = json.loads(out)
+    assert (code, answer["can_load"], answer["status"]) == (3, True, "passed")
+    assert (answer["min_speed"], answer["is_fast_enough"]) == (900, False)
+    code, out, _ = run_check(capsys, *argv, "20", "--json")
+    assert (code, json.loads(out)["is_fast_enough"]) == (0, True)
+
+
+def test_why_has_the_time_to_the_first_word_of_a_prompt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ("qwen3-8b", "--device", "RTX 4090", "--ram", "64G", "--prompt", "4k")
+    _, out, _ = run_check(capsys, *argv, "--why")
+    words = " ".join(out.split())
+    assert "first word after about " in words
+    assert "for a prompt of 4,096 tokens" in words
+    assert "from an NVMe disk (assumed 3 GB/s)" in words
+    _, out, _ = run_check(capsys, *argv, "--json")
+    first = json.loads(out)["first_token_s"]
+    assert first["prompt_tokens"] == 4096
+    assert first["low"] < first["typical"] < first["high"]
 
 
 def test_min_context_0_does_not_make_large_weights_fit(

@@ -214,6 +214,8 @@ def test_context_beyond_the_native_one_is_planned_and_marked(
         (["--engine", "nobody"], 2, "nobody"),
         (["--engine", "vllm", "-ngl", "3"], 2, "is a flag of llama.cpp"),
         (["--min-context", "-1"], 2, "--min-context"),
+        (["--min-speed", "nan"], 2, "--min-speed takes tokens per second above 0"),
+        (["--prompt", "0"], 2, "--prompt: must be at least 1 (got 0)"),
         (["--mmproj", "x.gguf"], 2, "use edgekit check MODEL --mmproj FILE, which counts"),
         (["--for", "nobody"], 2, "--for: no command for 'nobody'"),
         (["--for", "mlx"], 2, "lm-studio, or add --engine mlx"),  # LM Studio runs both engines

@@ -134,6 +134,37 @@ def test_nothing_fits_names_the_smallest_model_and_what_to_add(
     assert recommend_json(capsys, "--ram", "1G")["suggestions"] == []
 
 
+# --- a requested speed
+
+
+def test_min_speed_leaves_out_slower_models(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = recommend_json(capsys, "--device", "RTX 4090", "--min-speed", "90", "--limit", "3")
+    speeds = [suggestion["plan"]["speed"]["typical"] for suggestion in answer["suggestions"]]
+    assert len(speeds) == 3
+    assert min(speeds) >= 90
+    assert answer["min_speed"] == 90
+    assert "slower than 90 tokens/s" in {row["because"] for row in answer["passed_over"]}
+    assert answer["fastest"] is None
+
+
+def test_speed_out_of_reach_names_the_fastest(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("--device", "RTX 4090", "--min-speed", "1e6")
+    code, out, _ = run_recommend(capsys, *argv)
+    assert code == 3
+    assert "reaches 1,000,000 tokens/s; fastest: " in " ".join(out.split())
+    answer = recommend_json(capsys, *argv)
+    assert (answer["suggestions"], answer["nearest"]) == ([], None)
+    assert answer["fastest"]["plan"]["is_fast_enough"] is False
+
+
+def test_min_speed_leaves_out_models_of_unknown_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_recommend(capsys, "--vram", "24G", "--min-speed", "20")
+    assert code == 3
+    words = " ".join(out.split())
+    assert "is known to reach 20 tokens/s: speeds are unknown" in words
+    assert " of unknown speed" in words
+
+
 # --- errors
 
 
@@ -152,6 +183,7 @@ def test_nothing_fits_names_the_smallest_model_and_what_to_add(
         (["--engine", "mlx", "--device", "iphone-16"], 3, "MLX needs a Mac with Apple silicon; this is: iPhone 16"),
         (["--engine", "mlx"], 3, "Apple"),
         (["--min-context", "x"], 2, "--min-context"),
+        (["--min-speed", "fast"], 2, "--min-speed takes tokens per second above 0"),
     ],
 )  # fmt: skip
 def test_error_message_and_exit_code(

@@ -94,6 +94,7 @@ def test_json_has_the_figures_of_plan(capsys: pytest.CaptureFixture[str]) -> Non
         (("--min-params", "nan"), 2),
         (("--released-after", "nan"), 2),
         (("--min-context", "-5"), 2),
+        (("--min-speed", "0"), 2),
         (("x" * 100_000,), 2),
     ],
 )
@@ -127,6 +128,20 @@ def test_nothing_that_fits_says_what_to_relax(capsys: pytest.CaptureFixture[str]
     code, out, _ = run_search(capsys, "qwen3-32b", "--fits", "--min-context", "16k", "--ram", "2G")
     assert code == 3
     assert "Relax    a shorter context than 16,384 tokens, another --device, or no --fits" in out
+
+
+def test_min_speed_shows_only_models_that_fit_and_are_as_fast(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answer = search_json(capsys, "qwen3", "--min-speed", "60", "--limit", "4", *CARD)
+    assert answer["min_speed"] == 60
+    assert answer["question"]["fits"] is True
+    assert all(model["plan"]["tokens_per_s"] >= 60 for model in answer["models"])
+    assert "slower than 60 tokens/s" in {row["because"] for row in answer["passed_over"]}
+    code, out, _ = run_search(capsys, "qwen3-32b", "--min-speed", "9000", *CARD)
+    assert code == 3
+    assert "at 9,000 tokens/s or more" in " ".join(out.split())
+    assert "Relax    a lower --min-speed, or another --device" in out
 
 
 def test_word_with_an_escape_sequence_is_printed_safely(capsys: pytest.CaptureFixture[str]) -> None:

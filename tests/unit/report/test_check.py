@@ -34,7 +34,7 @@ from edgekit.units import GIB
 
 FITS = """\
 Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K, about 38 tokens/s
-tiny.gguf  ·  llama.cpp  ·  max context 74,240  ·  24 to 60 tokens/s
+tiny.gguf  ·  llama.cpp  ·  max context 74,240  ·  24-60 tokens/s
 
 RTX 4090  [████████████████████████······················|···]  11.5 of 23.0 GiB
 RAM       [█████········································|····]   1.5 of 15.0 GiB
@@ -74,7 +74,7 @@ Memory   RTX 4090  [████████████████████
          RTX 4090: 24.00 GiB free minus 1 GiB reserve
          RAM: 16.00 GiB free minus 1 GiB reserve
 
-Speed    about 38 tokens/s (24 to 60); modelled
+Speed    about 38 tokens/s (24-60); modelled
 
 Later    RAM use may grow by up to 8.00 GiB of prompt cache; 13.50 GiB is left
 
@@ -249,7 +249,8 @@ def test_check_text_beyond_the_native_context_has_no_maximum() -> None:
 NAMES = [
     "schema", "model", "reference", "headline", "status", "can_load", "context_tokens", "context_asked", "context_because",
     "max_context", "way_context", "recommended_context", "native_context",
-    "quantization", "cache", "download_bytes", "step", "speed", "required_bytes", "available_bytes", "utilization",
+    "quantization", "cache", "download_bytes", "step", "speed",
+    "first_token_s", "load_s", "min_speed", "is_fast_enough", "fastest", "required_bytes", "available_bytes", "utilization",
     "engine", "machine", "budgets", "way", "flags", "reasons", "changes", "basis", "estimate", "command", "notes",
 ]  # fmt: skip
 BUDGET = {
@@ -301,8 +302,8 @@ def test_check_json_has_the_headline_speed_and_choices() -> None:
     assert document["headline"].startswith("Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K")
     assert (document["quantization"], document["cache"], document["step"]) == ("Q4_K_M", "q8_0", 2)
     assert document["speed"] == {
-        "typical": 37.95, "decode": [24.0, 60.0], "prefill": [900.0, 3600.0], "basis": "modelled",
-        "because": "a token reads 8 GiB",
+        "typical": 37.95, "decode": [24.0, 60.0], "prefill": [900.0, 3600.0], "prefill_typical": 1800.0,
+        "interval": 0.8, "basis": "modelled", "because": "a token reads 8 GiB",
     }  # fmt: skip
     bare = check_json(check_from_lines())
     assert (bare["quantization"], bare["cache"], bare["speed"]) == (None, None, None)

@@ -11,12 +11,12 @@ const FACTS = [
   [CARD.quantization, (card) => card.variant && (card.is_good ? card.variant : CARD.lowQuality(card.variant))],
   [CARD.context, (card) => card.context_tokens && tokens(card.context_tokens)],
   [CARD.cache, (card) => card.cache],
-  [CARD.speed, (card) => card.speed?.decode && speed(card.speed.decode)],
+  [CARD.speed, (card) => card.speed && speed(card.speed)],
 ];
 
-/** One figure to remember, its range in small. */
-function speed(range) {
-  return [CARD.speedValue(range), " ", el("small", { class: "muted", text: CARD.speedRange(range) })];
+/** One figure to remember, its interval in small. */
+function speed({ typical, decode }) {
+  return [CARD.speedValue(typical), " ", el("small", { class: "muted", text: CARD.speedInterval(decode) })];
 }
 
 /** Family, size, tasks, licence: what is known without a machine. */

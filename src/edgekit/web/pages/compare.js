@@ -32,7 +32,7 @@ const ROWS = [
   { label: LABELS.maxContext, ...inTokens((c) => c.check?.max_context), show: shownLargest },
   ...CACHE_AT.map((at) => ({ label: LABELS.cacheAt(at), ...inBytes((c) => c.caches?.[at]) })),
   { label: LABELS.cacheNative, ...inBytes((c) => c.caches?.native) },
-  { label: LABELS.speed, show: shownSpeed, value: (c) => c.plan?.speed?.decode[0], best: "most", word: COMPARE.best.fastest },
+  { label: LABELS.speed, show: shownSpeed, value: (c) => c.plan?.speed?.typical, best: "most", word: COMPARE.best.fastest },
   { label: LABELS.quantization, show: quantization },
   { label: LABELS.parameters, show: shownParameters },
   { label: LABELS.native, ...inTokens((c) => c.check?.native_context) },
@@ -417,9 +417,9 @@ function showScale(page) {
 function shownSpeed(column) {
   const { plan } = column;
   if (!plan?.speed) return null;
-  const { decode, basis } = plan.speed;
+  const { typical, decode, basis } = plan.speed;
   const how = COMPARE.speedBasis(decode, plan.variant.name, plan.cache.name, basis);
-  return [COMPARE.speed(decode), el("p", { class: "muted", text: how })];
+  return [COMPARE.speed(typical), el("p", { class: "muted", text: how })];
 }
 
 function quantization(column) {

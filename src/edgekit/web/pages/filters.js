@@ -22,7 +22,7 @@ export function textOf(model) {
 export const isFitting = (card) => card !== null && FITTING.has(card.status);
 
 const place = (item) => (item.card ? ORDER[item.card.status] : 4);
-const speedOf = (item) => item.card?.speed?.decode?.[0] ?? -1;
+const speedOf = (item) => item.card?.speed?.typical ?? -1;
 const contextOf = (item) => (isFitting(item.card) ? (item.card.context_tokens ?? -1) : -1);
 const sizeOf = (item) => item.model.parameters ?? 0;
 const dayOf = (item) => item.model.released ?? item.model.not_before ?? "";

@@ -56,16 +56,17 @@ export function params(n) {
   return `${scaled >= 100 ? Math.round(scaled) : Number(scaled.toFixed(1))}${found[1]}`;
 }
 
-const figure = (x) => (x >= 10 ? grouped.format(Math.round(x)) : String(Number(x.toPrecision(2))));
+/** Two significant digits, one below 1: 1,200, 35, 3.5, 0.4; as in a check. */
+const figure = (x) => (x < 9.95 ? x.toFixed(1) : grouped.format(Number(x.toPrecision(2))));
 
-/** [20, 80] -> "about 40 tokens/s": the geometric middle, one figure to remember. */
-export function rate([low, high], about = "about ") {
-  const middle = `${figure(Math.sqrt(low * high))} tokens/s`;
-  return low === high ? middle : about + middle;
+/** 38.2 -> "about 38 tokens/s": a typical value. */
+export function rate(typical, about = "about ") {
+  if (typical < 0.05) return "less than 0.1 tokens/s";
+  return `${about}${figure(typical)} tokens/s`;
 }
 
-/** [20, 80] -> "20-80"; empty where the ends are the same. */
-export function rateRange([low, high]) {
+/** [31, 46] -> "31-46", the 80 % interval; empty where the ends are the same. */
+export function rateInterval([low, high]) {
   const [from, to] = [figure(low), figure(high)];
   return from === to ? "" : `${from}-${to}`;
 }

@@ -1,7 +1,7 @@
 // Every text the page shows, by screen; a text with figures in it is a function.
 // What must be there before any script runs (header, footer) is in index.html; units are in format.js.
 
-import { bytes, gib, gibOf, params, rate, rateRange, short, tokens } from "./format.js";
+import { bytes, gib, gibOf, params, rate, rateInterval, short, tokens } from "./format.js";
 
 const plural = (count, one, many = `${one}s`) => `${tokens(count)} ${count === 1 ? one : many}`;
 
@@ -142,8 +142,8 @@ export const CARD = {
   unknown: "-",
   lowQuality: (name) => `${name}, low quality`,
   moreMemories: (count) => `+ ${count} more, less full`,
-  speedValue: (range) => rate(range, "~"),
-  speedRange: (range) => rateRange(range),
+  speedValue: (typical) => rate(typical, "~"),
+  speedInterval: (ends) => rateInterval(ends),
 };
 
 export const ERRORS = {
@@ -381,8 +381,8 @@ export const COMPARE = {
     command: "Command",
   },
   scale: (size) => `All bars share one scale: the full width is ${gib(size)}.`,
-  speed: (range) => rate(range),
-  speedBasis: (range, variant, cache, basis) => `${[rateRange(range) && `range ${rateRange(range)}`, `planned with ${variant}, KV cache ${cache}`, basis].filter(Boolean).join("; ")}`,
+  speed: (typical) => rate(typical),
+  speedBasis: (ends, variant, cache, basis) => `${[rateInterval(ends) && `80 % interval ${rateInterval(ends)}`, `planned with ${variant}, KV cache ${cache}`, basis].filter(Boolean).join("; ")}`,
   bitsPerWeight: (bits) => `${bits.toFixed(1)} bits per weight`,
   bits: (bits) => `${bits} bits`,
   parameters: (all, active) => (active ? `${params(all)}, ${params(active)} active` : params(all)),
@@ -431,7 +431,7 @@ export const HARDWARE = {
   measuredHere: "Measured on this machine",
   measuredOn: (date) => `Machine measured on ${date}`,
   engineMeasured: ({ engine, version, device, overhead, speed, label, date }) =>
-    [`${engine} ${version} on ${device}${overhead === null ? "" : `: ${bytes(overhead)} beyond its estimate`}`, speed && `${rate([speed, speed])} with ${label}`, date].filter(Boolean).join(", "),
+    [`${engine} ${version} on ${device}${overhead === null ? "" : `: ${bytes(overhead)} beyond its estimate`}`, speed && `${rate(speed, "")} with ${label}`, date].filter(Boolean).join(", "),
   outOfBounds: ({ label, part, predicted, measured, engine, version, date }) =>
     `Outside its error bound: ${label}, ${part}: ${bytes(predicted)} predicted, ${bytes(measured)} measured in ${engine} ${version}, ${date}`,
   devicesTitle: "Known devices",
