@@ -28,7 +28,7 @@ from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.speed import modelled_speed
+from edgekit.engines.speed import Moment, modelled_speed
 from edgekit.machine.probes import detect
 from edgekit.machine.types import Machine
 
@@ -65,7 +65,8 @@ def _expected(name: str, quant: str, machine: Machine, read: float) -> Any:
     if machine.host is not None:
         machine = replace(machine, host=replace(machine.host, bandwidth_bytes_per_s=int(read)))
     bill = estimate(model, load, setup)
-    return modelled_speed(sequence_run(model, load, setup, bill, machine), (PROMPT, PROMPT + NEW))
+    moment = Moment(PROMPT + NEW // 2, prompt_tokens=PROMPT)
+    return modelled_speed(sequence_run(model, load, setup, bill, machine), moment)
 
 
 def _read_bytes_per_s(threads: int) -> float:

@@ -13,15 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
-from speed_points import Point, UnknownError, points_of, read_rows
+from tools.speed_points import Point, UnknownError, points_of, read_rows
 
 from edgekit.engines.speed import (
     Constants,
@@ -41,12 +42,15 @@ FIXED = 1e-3  # of a logarithm: does not move
 SMALL_STEP = 0.003
 NUDGE = 1e-4
 INSIDE = 0.8  # of the points are to lie within the interval
+FEW_MACHINES = (
+    3  # with fewer, the spread is halfway to that of cards of a generation that was not measured
+)
 FEW = 5  # points of a machine: with fewer, its own spread is not known
 # If the RAM's speed is assumed: see _ASSUMED_BYTES_PER_S in engines/speed.py.
 ASSUMED_SPREAD = {"decode": 2.2, "prompt": 3.5}
 END_TO_END_PROMPT = 50  # tokens, if unknown
 
-BACKENDS = ("cpu", "cuda", "hip", "metal", "mlx", "sycl", "vulkan", "vllm", "vllm_eager")
+BACKENDS = ("cpu", "cuda", "hip", "metal", "mlx", "sycl", "vulkan", "vllm")
 
 
 class Start(NamedTuple):
@@ -63,6 +67,7 @@ STARTS: dict[str, Start] = {
     "unpack_ops": Start(9.0, 0.3),
     "layer_us": Start(15.0, 0.4),
     "token_us": Start(100.0, 0.4),
+    "launches_us": Start(150.0, 0.3),
     "experts": Start(0.85, 0.1),
     "users": Start(0.03, 0.6),
     "crossing_us": Start(39.0, 0.2),
@@ -105,9 +110,6 @@ KNOWN: dict[str, Start] = {
     "format.bf16.vulkan": Start(0.6, 0.3),  # no kernels of its own on many drivers
     "unpack_ops.cpu": Start(0.05, 0.3),  # per GFLOP: of cores, see below
     "token_us.vllm": Start(4.0, 0.5),
-    "layer_us.vllm_eager": Start(10.0, 0.5),
-    "token_us.vllm_eager": Start(4.0, 0.5),
-    "link_gb_per_s": Start(14.0, 0.3),
 }
 # How far the factor of a narrower case may move.
 BACKEND_FREEDOM = 0.3
@@ -146,9 +148,9 @@ class Used(Constants):
 
 def row_of(point: Point) -> Row | None:
     """The run of a point; None if its bandwidth or compute is unknown."""
-    engine = point.task.engine.replace(".", "").replace("llamacpp", "llamacpp")
+    engine = point.task.engine.replace(".", "")
     module = import_module(f"edgekit.engines.{engine}.speed")
-    run = module.run_of(point.task, point.placement, point.bill)
+    run: SequenceRun = module.run_of(point.task, point.placement, point.bill)
     places = places_of(run)
     if places is None:
         return None
@@ -163,7 +165,7 @@ def predicted(row: Row, values: Constants) -> float | None:
     point = row.point
     if point.is_prompt:
         seconds = prompt_token_s(row.run, row.places, row.moment, values)
-        return None if seconds is None else 1 / seconds
+        return None if seconds is None else 1.0 / seconds
     token_s = decode_s(row.run, row.places, row.moment, values)
     if not point.is_end_to_end:
         return 1 / token_s
@@ -192,7 +194,7 @@ def start_of(name: str) -> Start:
 
 
 def _relative(name: str) -> Start:
-    known, base = KNOWN[name], STARTS[name.split(".")[0]]
+    known, base = KNOWN[name], STARTS[name.split(".", maxsplit=1)[0]]
     is_factor = name.startswith(("token_us", "layer_us"))
     return known if is_factor else Start(known.value / base.value, known.freedom)
 
@@ -231,7 +233,7 @@ def fit(rows: list[Row], steps: int = STEPS) -> Fitted:
         seen = Used(base)
         predicted(row, seen)
         used.append(tuple(sorted(seen.names)))
-    names = tuple(sorted({name for group in used for name in group} | set(STARTS)))
+    names = tuple(sorted({name for group in used for name in group} | set(STARTS) | set(KNOWN)))
     starts = [start_of(name) for name in names]
     prior = np.log([one.value for one in starts])
     fitted = Fitted(
@@ -286,7 +288,8 @@ def machine_weights(rows: list[Row]) -> np.ndarray:
 
 def load_points(path: Path) -> tuple[list[Row], dict[str, int]]:
     """The rows of a file, and how many points were left out, by the reason."""
-    rows, left_out = [], defaultdict(int)
+    rows: list[Row] = []
+    left_out: dict[str, int] = defaultdict(int)
     for raw in read_rows(path):
         try:
             points = list(points_of(raw))
@@ -336,25 +339,15 @@ def summary(title: str, errors: Iterable[float]) -> str:
 
 
 def report(rows: list[Row], errors: list[float]) -> None:
-    def select(title: str, choose) -> None:
-        print(
-            summary(title, [error for row, error in zip(rows, errors, strict=True) if choose(row)])
-        )
-
+    """The errors of decoding and of prompts, by the kind of machine and by backend."""
     for is_prompt, word in ((False, "decode"), (True, "prompt")):
-        select(word, lambda row, p=is_prompt: row.point.is_prompt is p)
-        for kind in ("new_card", "cpu", "split", "users"):
-            select(
-                f"  {kind}",
-                lambda row, p=is_prompt, k=kind: row.point.is_prompt is p and row.kind == k,
-            )
-        for name in sorted({str(row.point.row["backend"]) for row in rows}):
-            select(
-                f"  {name}",
-                lambda row, p=is_prompt, b=name: (
-                    row.point.is_prompt is p and row.point.row["backend"] == b
-                ),
-            )
+        groups: dict[str, list[float]] = defaultdict(list)
+        for row, error in zip(rows, errors, strict=True):
+            if row.point.is_prompt is is_prompt:
+                for name in ("", row.kind, str(row.point.row["backend"])):
+                    groups[name].append(error)
+        for name in sorted(groups):
+            print(summary(f"{word} {name}", groups[name]))
 
 
 def main() -> None:
@@ -364,7 +357,8 @@ def main() -> None:
     parser.add_argument("points", type=Path, nargs="+")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    rows, left_out = [], {}
+    rows: list[Row] = []
+    left_out: dict[str, int] = {}
     for path in arguments.points:
         more, why = load_points(path)
         rows += more
@@ -406,15 +400,18 @@ def spreads(rows: list[Row], errors: list[float]) -> dict[str, float]:
             kind = "card"
         sizes[row.point.is_prompt, kind].append((abs(error), row.point.machine))
         own[row.point.is_prompt, row.point.machine + row.places[0].backend].append(error)
-    for (is_prompt, machine), found in own.items():
-        if len(found) >= FEW:  # what remains after one measurement of this machine
-            middle = sorted(found)[len(found) // 2]
-            sizes[is_prompt, "calibrated"] += [(abs(error - middle), machine) for error in found]
+    for (is_prompt, machine), own_errors in own.items():
+        if len(own_errors) >= FEW:  # what remains after one measurement of this machine
+            middle = sorted(own_errors)[len(own_errors) // 2]
+            sizes[is_prompt, "calibrated"] += [(abs(one - middle), machine) for one in own_errors]
     result = {}
     for (is_prompt, kind), found in sorted(sizes.items()):
         word = "prompt" if is_prompt else "decode"
-        result[f"spread.{word}.{kind}"] = round(math.exp(_reach(found)), 3)
-        print(f"{word} {kind}: {len(found)} points, width {math.exp(2 * _reach(found)):.2f}")
+        reach = _reach(found)
+        if len({machine for _, machine in found}) < FEW_MACHINES:
+            reach = (reach + _reach(sizes[is_prompt, "new_card"])) / 2
+        result[f"spread.{word}.{kind}"] = round(math.exp(reach), 3)
+        print(f"{word} {kind}: {len(found)} points, width {math.exp(2 * reach):.2f}")
     for word, width in ASSUMED_SPREAD.items():
         result[f"spread.{word}.assumed"] = width
     return result

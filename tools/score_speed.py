@@ -16,9 +16,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from speed_points import Point, UnknownError, machine_of, points_of, read_rows
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.speed_points import Point, UnknownError, machine_of, points_of, read_rows
 
 from edgekit.bill.types import Speed
 from edgekit.engines import engine_named
@@ -70,7 +73,7 @@ def main() -> int:
     if arguments.json is not None:
         arguments.json.write_text("".join(json.dumps(_record(one)) + "\n" for one in scored))
     if arguments.plot is not None:
-        from speed_plot import plot
+        from tools.speed_plot import plot
 
         points = [
             (one.point.measured, one.typical, one.group, one.point.is_prompt) for one in scored
@@ -137,8 +140,7 @@ Choose = Callable[[Scored], bool]
 def table(scored: list[Scored], unknown: Counter[str]) -> str:
     """One row per kind of point."""
     lines = [
-        f"{len(scored)} points of {len({one.point.machine for one in scored})} machines; "
-        f"{unknown.total()} without a prediction{_reasons(unknown)}",
+        _counted(scored, unknown),
         "",
         "| | points | error, median | error, p90 | measured / typical | width, median | inside |",
         "|---|---|---|---|---|---|---|",
@@ -151,6 +153,14 @@ def table(scored: list[Scored], unknown: Counter[str]) -> str:
             chosen = [one for one in group if choose(one)]
             lines += [_row(f"{word}, {title}", chosen)] if chosen else []
     return "\n".join([*lines, _row("a processor by --ram alone", _by_ram_alone(scored))])
+
+
+def _counted(scored: list[Scored], unknown: Counter[str]) -> str:
+    machines = len({one.point.machine for one in scored})
+    return (
+        f"{len(scored)} points of {machines} machines; "
+        f"{unknown.total()} without a prediction{_reasons(unknown)}"
+    )
 
 
 def _kinds(group: list[Scored]) -> list[tuple[str, Choose]]:
@@ -172,14 +182,23 @@ def _kinds(group: list[Scored]) -> list[tuple[str, Choose]]:
             lambda one: any(layer.experts for layer in one.point.task.model.geometry.layers),
         ),
     ]
-    for vendor in sorted({_vendor(one) for one in group}):
-        rows.append((vendor, lambda one, name=vendor: _vendor(one) == name))  # type: ignore[misc] # a default
+    vendors = sorted({_vendor(one) for one in group})
+    rows += [(name, partial(_is_of, _vendor, name)) for name in vendors]
     for key in ("engine", "backend"):
-        for value in sorted({str(one.point.row.get(key)) for one in group}):
-            rows.append(
-                (f"{key} {value}", lambda one, k=key, v=value: str(one.point.row.get(k)) == v)
-            )  # type: ignore[misc] # defaults
+        read = partial(_field, key)
+        rows += [
+            (f"{key} {value}", partial(_is_of, read, value))
+            for value in sorted(set(map(read, group)))
+        ]
     return rows
+
+
+def _is_of(read: Callable[[Scored], str], value: str, one: Scored) -> bool:
+    return read(one) == value
+
+
+def _field(key: str, one: Scored) -> str:
+    return str(one.point.row.get(key))
 
 
 def _row(title: str, group: list[Scored]) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.app.open import ResolvedModel, open_named
-from edgekit.bill.types import Load, MemoryEstimate, Placement, Task, cache_type
+from edgekit.bill.types import Load, MemoryEstimate, Placement, Setup, Task, cache_type
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, DeviceSlot, LlamaCppSetup
 from edgekit.engines.mlx.quantization import PLAIN, read_quantize
@@ -131,7 +131,7 @@ def points_of(row: dict[str, Any]) -> Iterator[Point]:
 def machine_of(row: dict[str, Any]) -> Machine:
     """The machine of a row. Raises UnknownError if its device is not in the table."""
     machine = _described(
-        str(row["hardware"]), row.get("backend") == "cpu", row.get("vram_gb"), row.get("ram_gb"),
+        str(row["hardware"]), str(row.get("backend")), row.get("vram_gb"), row.get("ram_gb"),
         int(row.get("gpu_count") or 1),
     )  # fmt: skip
     host = machine.host or HostMemory(total_bytes=1024 * GIB, free_bytes=1024 * GIB)
@@ -143,10 +143,10 @@ def machine_of(row: dict[str, Any]) -> Machine:
 
 @cache
 def _described(
-    name: str, is_cpu: bool, vram_gb: float | None, ram_gb: float | None, count: int
+    name: str, backend: str, vram_gb: float | None, ram_gb: float | None, count: int
 ) -> Machine:
     ram = None if ram_gb is None else f"{max(1, round(ram_gb))}G"
-    if is_cpu:
+    if backend == "cpu":
         return _processor(name, ram or "1024G")
     for device in _device_names(name, vram_gb, ram_gb, count):
         try:
@@ -209,9 +209,8 @@ def _processor_names(name: str) -> Iterator[str]:
 
 
 @cache
-def model_named(model: str | None, file: str | None, has_metal: bool) -> ResolvedModel:
+def model_named(model: str | None, file: str | None) -> ResolvedModel:
     """The model that a row names. Raises UnknownError."""
-    del has_metal
     for name in _names(model, file):
         try:
             resolved = open_named(name, OFFLINE)
@@ -243,7 +242,7 @@ def _priced(
     row: dict[str, Any], engine: str, machine: Machine, context: int
 ) -> tuple[Task, Placement, MemoryEstimate]:
     """The task, the placement and the bill of a row. Raises UnknownError if the engine refuses the model."""
-    resolved = model_named(row.get("model"), row.get("file"), engine == "mlx")
+    resolved = model_named(row.get("model"), row.get("file"))
     quant, kv = str(row["quant"]), row.get("kv_type")
     users = int(row.get("users") or 1)
     load = Load(
@@ -255,43 +254,33 @@ def _priced(
     if engine == "llama.cpp" and kv not in {None, "f16"}:
         load = replace(load, cache_k=cache_type(kv), cache_v=cache_type(kv), flash_attention=True)
     try:
-        return _on_engine(row, engine, resolved, quant, machine, load)
+        model, setup = _model_and_setup(row, engine, resolved, max(1, len(machine.devices)))
+        task = Task(model=model, engine=engine, machine=machine, load=load)
+        placement = Placement(setup=setup, budgets=(), because="", cards=machine.devices)
+        if row.get("placement") == "fit":
+            return _fitted(task, placement, row)
+        return task, placement, engine_named(engine).estimate(model, load, setup)
     except EdgekitError as error:
         raise UnknownError("set-up", f"{resolved.name} {quant} on {engine}: {error}") from error
 
 
-def _on_engine(
-    row: dict[str, Any],
-    engine: str,
-    resolved: ResolvedModel,
-    quant: str,
-    machine: Machine,
-    load: Load,
-) -> tuple[Task, Placement, MemoryEstimate]:
-    rules = engine_named(engine)
-    count = max(1, len(machine.devices))
+def _model_and_setup(
+    row: dict[str, Any], engine: str, resolved: ResolvedModel, count: int
+) -> tuple[Model, Setup]:
+    """The model as the engine loads it, and how it runs on `count` devices. Raises EdgekitError."""
+    quant = str(row["quant"])
     if engine == "llama.cpp":
         model, mix = _file_model(resolved, quant)
-        setup: Any = _llamacpp_setup(row, count, mix)
-    else:
-        is_stored = engine == "mlx"
-        with_quant = replace(resolved, quant=None if is_stored else _vllm_quant(quant))
-        opened = with_quant.at_checkpoint(engine).as_file(engine)
-        model = opened.model
-        if engine == "mlx":
-            bits, _, group = quant.partition("bit")
-            size = int(group.removeprefix("-g")) if group else None
-            name = read_quant(f"{bits}bit") if bits.isdigit() else None
-            packed = PLAIN if name is None else read_quantize(name, group_size=size)
-            setup = MlxSetup(quantize=None if quant == "MXFP4" else packed)
-        else:
-            setup = VllmSetup(tensor_parallel_size=count)
-    task = Task(model=model, engine=engine, machine=machine, load=load)
-    placement = Placement(setup=setup, budgets=(), because="", cards=machine.devices)
-    bill = rules.estimate(model, load, setup)
-    if row.get("placement") == "fit":
-        placement, bill = _fitted(task, placement, row)
-    return task, placement, bill
+        return model, _llamacpp_setup(row, count, mix)
+    if engine == "vllm":
+        opened = replace(resolved, quant=_vllm_quant(quant)).at_checkpoint(engine).as_file(engine)
+        return opened.model, VllmSetup(tensor_parallel_size=count)
+    bits, _, group = quant.partition("bit")
+    size = int(group.removeprefix("-g")) if group else None
+    name = read_quant(f"{bits}bit") if bits.isdigit() else None
+    packed = PLAIN if name is None else read_quantize(name, group_size=size)
+    model = resolved.at_checkpoint(engine).as_file(engine).model
+    return model, MlxSetup(quantize=None if quant == "MXFP4" else packed)
 
 
 def _vllm_quant(quant: str) -> str | None:
@@ -335,7 +324,7 @@ def _llamacpp_setup(row: dict[str, Any], count: int, mix: str | None) -> LlamaCp
 
 def _fitted(
     task: Task, placement: Placement, row: dict[str, Any]
-) -> tuple[Placement, MemoryEstimate]:
+) -> tuple[Task, Placement, MemoryEstimate]:
     """The placement with as many layers on the devices as fit."""
     setup, most = LlamaCppSetup.of(placement.setup), float(row.get("vram_gb") or 0) * GIB
     estimate = engine_named(task.engine).estimate
@@ -345,4 +334,4 @@ def _fitted(
         used = sum(line.size_bytes for line in bill.lines if line.pool.kind is PoolKind.DEVICE)
         if used <= most:
             break
-    return replace(placement, setup=smaller), bill
+    return task, replace(placement, setup=smaller), bill

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from edgekit.engines.commands import Command, Startup
     from edgekit.engines.program import EngineProgram
+    from edgekit.engines.speed import Moment
     from edgekit.formats.types import ModelHeader
     from edgekit.index.types import Size
     from edgekit.machine.types import Budget, Device, Machine, Pool

@@ -42,9 +42,10 @@ class Moment(NamedTuple):
     users: int = 1  # who get answers at the same time
 
 
-def expected_speed(
-    task: Task, priced: PricedLoad, moment: Moment = Moment(USUAL_FILL_TOKENS)
-) -> Speed | None:
+USUAL = Moment(USUAL_FILL_TOKENS)
+
+
+def expected_speed(task: Task, priced: PricedLoad, moment: Moment = USUAL) -> Speed | None:
     """The speed of a priced load. None if a device's bandwidth is unknown, or if only the model's name is known."""
     bill, tokens = priced.estimate, priced.context_tokens
     weights = [line for line in bill.lines if line.component is Component.WEIGHTS]
@@ -178,8 +179,8 @@ def _market(card: Device) -> str:
     return "workstation" if _WORKSTATION.search(card.name) else ""
 
 
-# Matrix units of one multiprocessor / its FP32 units. GeForce cards have half of it with FP32 sums, which llama.cpp does
-# not use: it sums in FP16, or multiplies integers.
+# Matrix units of one multiprocessor / its FP32 units. With FP32 sums, GeForce cards have half of it, but llama.cpp sums
+# in FP16 or multiplies integers.
 _MATRIX_SHARES = ((12, 0, 4), (10, 0, None), (9, 0, None), (8, 6, 4), (8, 0, None), (7, 0, 8))
 
 
@@ -257,6 +258,7 @@ class SequenceRun:
     logical_tokens: int = 0  # of a prompt, given to several cards at once
     tensor_ranks: int = 1
     pipeline_stages: int = 1  # run one after another; the bill is for the fullest, the slowest one
+    is_launched_one_by_one: bool = False  # kernels, by Python: without CUDA graphs
     is_divided: bool = False  # every layer is on all cards, which work at the same time
     notes_single_request: bool = (
         False  # several may run: the explanation says that the speed is of one
@@ -414,6 +416,8 @@ def decode_s(
     stages, users = run.pipeline_stages, moment.users
     first = places[0].backend if places else "cpu"
     seconds = values.product("token_us", first) * MICRO
+    if run.is_launched_one_by_one:
+        seconds += len(run.reads.weights.layers) * values["launches_us"] * MICRO
     seconds += run.reads.crossings * values["crossing_us"] * MICRO
     if run.tensor_ranks > 1 or run.is_divided:
         seconds += 2 * len(run.reads.weights.layers) * values["reducing_us"] * MICRO

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+
 from edgekit import __version__
 from edgekit.bill.types import Load, MemoryEstimate, Placement, Speed, Task
 from edgekit.engines.llamacpp.estimate import NAME, as_loaded

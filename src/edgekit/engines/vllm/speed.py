@@ -18,7 +18,6 @@ from edgekit.machine.types import Machine
 from edgekit.model.types import Model
 
 BATCH_TOKENS = 2048  # of a prompt; more on the largest cards
-EAGER = "vllm_eager"  # without CUDA graphs
 
 
 def speed(task: Task, placement: Placement, bill: MemoryEstimate, moment: Moment) -> Speed | None:
@@ -36,7 +35,8 @@ def run_of(task: Task, placement: Placement, bill: MemoryEstimate) -> SequenceRu
         reads=token_reads(task.model, task.load, bill),
         machine=task.machine,
         cards=() if slowest is None else (slowest,) * len(cards),
-        backend=EAGER if setup.enforce_eager else NAME,
+        backend=NAME,
+        is_launched_one_by_one=setup.enforce_eager,
         weights=_weights_format(task.model, setup),
         batch_tokens=setup.max_num_batched_tokens or BATCH_TOKENS,
         tensor_ranks=setup.tensor_parallel_size,
