@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.recorded import engine_models, header_bytes, models, padded
 
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Moment
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.speed import Moment, modelled_speed
+from edgekit.engines.speed import modelled_speed
 from edgekit.machine.probes import detect
 from edgekit.machine.types import Machine
 

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 from tools.speed_points import Point, UnknownError, points_of, read_rows
 
+from edgekit.bill.types import Moment
 from edgekit.engines.speed import (
     Constants,
-    Moment,
     Place,
     SequenceRun,
     decode_s,

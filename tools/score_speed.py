@@ -23,9 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.speed_points import Point, UnknownError, machine_of, points_of, read_rows
 
-from edgekit.bill.types import Speed
+from edgekit.bill.types import Moment, Speed
 from edgekit.engines import engine_named
-from edgekit.engines.speed import Moment
 from edgekit.errors import EdgekitError
 from edgekit.machine.types import PoolKind, Vendor
 

@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from edgekit.bill.waits import FirstToken, LoadTime
 from edgekit.errors import HeaderError, UsageError
@@ -525,6 +525,17 @@ class PricedLoad:
 
 
 SPEED_INTERVAL = 0.8  # the probability that a speed is within its interval
+
+
+USUAL_PROMPT_TOKENS = 1000
+
+
+class Moment(NamedTuple):
+    """What the engine does when its speed is measured."""
+
+    filled_tokens: int = 0  # already in the context
+    prompt_tokens: int = USUAL_PROMPT_TOKENS
+    users: int = 1  # who get answers at the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from edgekit.machine.types import Machine
 from edgekit.units import Basis
 
-USUAL_PROMPT_TOKENS = 1000
 # ASSUMED of a disk that was not measured: an NVMe disk with 4 lanes of PCIe 3 reads 3.5 GB/s at best.
 NVME_BYTES_PER_S = 3 * 10**9
 

@@ -99,7 +99,7 @@ _RAM = {
     "--ram SIZE": 'system RAM of that machine, with its speed if known: 32G, "32G DDR5-6000", "8x32G DDR4-3200"'
 }
 _VRAM = {"--vram SIZES": "memory of each NVIDIA GPU, instead of a name: 24G,24G"}
-_CPU = {"--cpu NAME": 'its processor: "Ryzen 7 7700", i7-12700K, "EPYC 9654"'}
+_CPU = {"--cpu NAME": 'processor of that machine: "Ryzen 7 7700", i7-12700K, "EPYC 9654"'}
 DEVICES: Rows = {"another machine instead of this one": {**_DEVICE, **_RAM, **_VRAM, **_CPU}}
 DEVICES_WITHOUT_RAM: Rows = {"another machine instead of this one": {**_DEVICE, **_VRAM}}
 LIMITS: Rows = {

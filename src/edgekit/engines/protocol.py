@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Load,
         MemoryEstimate,
         MemoryLine,
+        Moment,
         Placement,
         Setup,
         Speed,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     )
     from edgekit.engines.commands import Command, Startup
     from edgekit.engines.program import EngineProgram
-    from edgekit.engines.speed import Moment
     from edgekit.formats.types import ModelHeader
     from edgekit.index.types import Size
     from edgekit.machine.types import Budget, Device, Machine, Pool

@@ -20,7 +20,7 @@ from functools import cache
 from pkgutil import get_data  # importlib.resources takes 5 ms to import
 from typing import Any, NamedTuple
 
-from edgekit.bill.types import Component, PricedLoad, Speed, Task
+from edgekit.bill.types import Component, Moment, PricedLoad, Speed, Task
 from edgekit.engines import engine_named
 from edgekit.engines.token_reads import PoolReads, TokenReads
 from edgekit.machine.types import Device, Machine, PoolKind, Vendor
@@ -30,16 +30,7 @@ from edgekit.units import Basis, format_bytes
 GB = 10**9
 MICRO = 1e-6
 USUAL_FILL_TOKENS = 1024  # in the context: a short conversation
-USUAL_PROMPT_TOKENS = 1000
 LEAST_SENT_TOKENS = 32  # ggml-cuda.cu: a smaller batch is computed where its weights are
-
-
-class Moment(NamedTuple):
-    """What the engine does when its speed is measured."""
-
-    filled_tokens: int = 0  # already in the context
-    prompt_tokens: int = USUAL_PROMPT_TOKENS
-    users: int = 1  # who get answers at the same time
 
 
 USUAL = Moment(USUAL_FILL_TOKENS)
@@ -108,7 +99,7 @@ def constants() -> Constants:
 
 # Assumed if a system does not tell how fast its RAM is: by its size in GiB. Small boards have one channel of LPDDR4,
 # desktops two of DDR4 or DDR5, servers eight and more.
-_ASSUMED_BYTES_PER_S = ((8, 25 * GB), (16, 45 * GB), (192, 70 * GB), (math.inf, 250 * GB))
+_ASSUMED_BYTES_PER_S = ((8, 30 * GB), (16, 45 * GB), (192, 70 * GB), (math.inf, 250 * GB))
 CORE_BYTES_PER_S = 26 * GB  # that one core can read
 _FEW_CORES = 24  # with more, it is the memory of a server
 UNKNOWN_CORES = 8

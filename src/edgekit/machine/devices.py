@@ -69,11 +69,9 @@ class KnownDevice:
     capability: tuple[int, int] | None  # CUDA compute capability, from Volta on
     architecture: str  # of an AMD or Intel GPU: "rdna3", "cdna3", "battlemage"
     # Operations per second at the boost clock; a multiply-add counts as two. None: unknown.
-    fp32_flops: float | None  # of the vector units
-    fp16_flops: float | None  # of the vector units; as FP32 where they are no faster or slower
-    matrix_flops: (
-        float | None
-    )  # FP16, dense, accumulated in FP32; None: no matrix units, or unknown
+    fp32_flops: int | None  # of the vector units
+    fp16_flops: int | None  # of the vector units; as FP32 where they are no faster or slower
+    matrix_flops: int | None  # FP16, dense, accumulated in FP32; None: no matrix units, or unknown
     released: str  # "2022-10", "2022"; empty: unknown
     usual: bool  # commonly bought or rented today
     also: tuple[str, ...]  # other names used by drivers and people
@@ -171,9 +169,9 @@ def with_known_rates(
     return replace(
         device,
         architecture=known.architecture,
-        fp32_flops=None if known.fp32_flops is None else known.fp32_flops * share,
-        fp16_flops=None if known.fp16_flops is None else known.fp16_flops * share,
-        matrix_flops=None if known.matrix_flops is None else known.matrix_flops * share,
+        fp32_flops=None if known.fp32_flops is None else int(known.fp32_flops * share),
+        fp16_flops=None if known.fp16_flops is None else int(known.fp16_flops * share),
+        matrix_flops=None if known.matrix_flops is None else int(known.matrix_flops * share),
     )
 
 
@@ -406,9 +404,9 @@ def _bytes(mib: str) -> int:
     return int(mib or 0) * MIB
 
 
-def _flops(tflops: str) -> float | None:
+def _flops(tflops: str) -> int | None:
     """Operations per second of a column in TFLOPS; None if it is empty."""
-    return float(f"{tflops}e12") if tflops else None
+    return round(float(tflops) * 10**12) if tflops else None
 
 
 def _reported_bytes(kind: DeviceKind, vendor: Vendor, size_gb: int) -> int:

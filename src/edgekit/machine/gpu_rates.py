@@ -98,9 +98,9 @@ _MAX_MHZ = 10**4
 class Speed(NamedTuple):
     """Operations per second."""
 
-    fp32_flops: float
-    fp16_flops: float
-    matrix_flops: float | None
+    fp32_flops: int
+    fp16_flops: int
+    matrix_flops: int | None
 
 
 def speed_of(generation: str, cores: int, mhz: int) -> Speed | None:
@@ -108,9 +108,9 @@ def speed_of(generation: str, cores: int, mhz: int) -> Speed | None:
     rate = RATES.get(generation)
     if rate is None or not (0 < cores < _MAX_CORES and 0 < mhz < _MAX_MHZ):
         return None
-    fp32_flops = float(cores * mhz * 10**6 * rate.fp32)
-    matrix_flops = fp32_flops * rate.matrix if rate.matrix else None
-    return Speed(fp32_flops, fp32_flops * rate.fp16, matrix_flops)
+    fp32_flops = cores * mhz * 10**6 * rate.fp32
+    matrix_flops = round(fp32_flops * rate.matrix) if rate.matrix else None
+    return Speed(round(fp32_flops), round(fp32_flops * rate.fp16), matrix_flops)
 
 
 def nvidia_generation(capability: tuple[int, int], name: str) -> str:

@@ -353,9 +353,9 @@ def _with_rates(card: _Card, device: Device, slice_bytes: int | None) -> Device:
         return device
     return replace(
         device,
-        fp32_flops=speed.fp32_flops * share,
-        fp16_flops=speed.fp16_flops * share,
-        matrix_flops=None if speed.matrix_flops is None else speed.matrix_flops * share,
+        fp32_flops=int(speed.fp32_flops * share),
+        fp16_flops=int(speed.fp16_flops * share),
+        matrix_flops=None if speed.matrix_flops is None else int(speed.matrix_flops * share),
     )
 
 

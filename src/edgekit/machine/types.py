@@ -107,11 +107,9 @@ class Device:
     capability: tuple[int, int] | None = None  # CUDA compute capability
     architecture: str = ""  # of an AMD or Intel GPU: "rdna3", "cdna3", "battlemage"
     # Operations per second at the boost clock; a multiply-add counts as two. None: unknown.
-    fp32_flops: float | None = None  # of the vector units
-    fp16_flops: float | None = None  # of the vector units
-    matrix_flops: float | None = (
-        None  # FP16, dense, FP32 accumulation; None: no such units, or unknown
-    )
+    fp32_flops: int | None = None  # of the vector units
+    fp16_flops: int | None = None  # of the vector units
+    matrix_flops: int | None = None  # FP16, dense, summed in FP32; None: no such units, or unknown
     partition: str = ""  # "MIG 1g.10gb"
     users: tuple[Process, ...] = ()
     basis: Basis = Basis.EXACT  # how its memory is known

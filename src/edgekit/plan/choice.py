@@ -11,11 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgekit.bill.types import (
+    USUAL_PROMPT_TOKENS,
     CacheChoice,
     Component,
     Load,
     MemoryEstimate,
     MemoryLine,
+    Moment,
     Price,
     PricedLoad,
     Setup,
@@ -25,10 +27,10 @@ from edgekit.bill.types import (
     Variant,
     Verdict,
 )
-from edgekit.bill.waits import USUAL_PROMPT_TOKENS, FirstToken, first_token, load_time
+from edgekit.bill.waits import FirstToken, first_token, load_time
 from edgekit.engines import engine_named
 from edgekit.engines.choices import USUAL_ACCURACY, as_named
-from edgekit.engines.speed import Moment, expected_speed, steady_throughput
+from edgekit.engines.speed import expected_speed, steady_throughput
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import PoolKind
 from edgekit.model.types import Model

@@ -29,7 +29,7 @@ from edgekit.report.bill import basis_rows, bill_json
 from edgekit.report.hardware import budget_json, machine_json
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.speed import (
-    interval_words,
+    rate_words,
     shortfall_words,
     speed_json,
     speed_notes,
@@ -52,7 +52,7 @@ from edgekit.report.text import (
     share_words,
     sizes_words,
 )
-from edgekit.units import GIB, MIB, about_rate, format_download, rate_figure
+from edgekit.units import GIB, MIB, format_download, rate_figure
 
 if TYPE_CHECKING:
     from edgekit.app.check import Check
@@ -229,12 +229,12 @@ def _cache_and_limits(result: Verdict) -> str:
 
 
 def _speed(result: Verdict) -> str:
-    """', about 38 tokens/s'; with several users, the speed of one while the others are idle."""
+    """', about 38 tokens/s (31-46)'; with several users, the speed of one while the others are idle."""
     if result.speed is None:
         return ""
     has_several_users = result.streams > 1 or (result.load.sequences or 1) > 1
     suffix = " for one user at a time" if has_several_users else ""
-    return f", {about_rate(result.speed.typical)}{suffix}{_shortfall(result)}"
+    return f", {rate_words(result.speed.decode)}{suffix}{_shortfall(result)}"
 
 
 def _shortfall(result: Verdict) -> str:
@@ -430,9 +430,6 @@ def result_figures(result: Verdict) -> Iterator[str]:
     if result.max_context > result.context_tokens:
         per_user = " per user" if result.streams > 1 else ""
         yield f"max context {result.max_context // result.streams:,}{per_user}"
-    if result.speed is not None and not embeds(result):
-        between = interval_words(result.speed.decode)
-        yield f"{between} tokens/s" if between else ""
 
 
 def notes_on_screen(estimate: MemoryEstimate) -> Iterator[str]:

@@ -268,7 +268,7 @@ def test_single_model_on_stdin_is_answered_without_a_table(
     set_stdin(monkeypatch, f"\ufeff{model_names[0]}\n")
     assert (
         run_check(capsys, "-", "--quiet", *MACHINE)[1]
-        == "Runs on the CPU: 0.7 of 7.0 GiB at 2K, about 32 tokens/s\n"
+        == "Runs on the CPU: 0.7 of 7.0 GiB at 2K, about 24 tokens/s (11-52)\n"
     )
 
 

@@ -66,7 +66,7 @@ def test_json_suggestions_are_ordered_and_fit(capsys: pytest.CaptureFixture[str]
     ]
     assert worths == sorted(worths, reverse=True)
     for suggestion in answer["suggestions"]:
-        assert 0 < suggestion["worth"] <= 2 * suggestion["rank"]
+        assert suggestion["worth"] <= 2 * suggestion["rank"]
         assert suggestion["plan"]["can_load"]
         assert suggestion["plan"]["variant"]["is_good"]
         assert suggestion["plan"]["required_bytes"] <= suggestion["plan"]["available_bytes"]

@@ -13,7 +13,7 @@ from tests.thoroughness import LONG
 from tests.unit.plan.machines import cards, cpu
 
 from edgekit import __version__
-from edgekit.bill.types import Load, Placement, Speed, Task
+from edgekit.bill.types import Load, Moment, Placement, Speed, Task
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.speed import sequence_run
@@ -27,7 +27,6 @@ from edgekit.engines.llamacpp.types import (
 from edgekit.engines.speed import (
     CORE_BYTES_PER_S,
     MeasuredRatio,
-    Moment,
     constants,
     host_speed,
     modelled_speed,
@@ -105,7 +104,10 @@ def card(bandwidth_gb_s: int) -> Machine:
     machine = with_host(cards(80), 60, cores=8)
     (device,) = machine.devices
     known = replace(
-        device, bandwidth_bytes_per_s=bandwidth_gb_s * GB, fp32_flops=36e12, matrix_flops=71e12
+        device,
+        bandwidth_bytes_per_s=bandwidth_gb_s * GB,
+        fp32_flops=36 * 10**12,
+        matrix_flops=71 * 10**12,
     )
     return replace(machine, devices=(known,))
 
@@ -225,7 +227,7 @@ def width(speed: Speed) -> float:
     return fast / slow
 
 
-@pytest.mark.parametrize(("ram_gib", "cores", "gb_per_s"), [(8, 4, 25), (16, 8, 45), (64, 8, 70), (512, 16, 250), (64, 64, 250)])  # fmt: skip
+@pytest.mark.parametrize(("ram_gib", "cores", "gb_per_s"), [(8, 4, 30), (16, 8, 45), (64, 8, 70), (512, 16, 250), (64, 64, 250)])  # fmt: skip
 def test_unknown_bandwidth_is_assumed_by_size_and_cores(
     ram_gib: int, cores: int, gb_per_s: int
 ) -> None:

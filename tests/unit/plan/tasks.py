@@ -99,7 +99,13 @@ def rated(machine: Machine, *, host: int = 60, card: int = 500) -> Machine:
     """The machine with bandwidths in GB/s; without them no speed is known."""
     memory = machine.host and replace(machine.host, bandwidth_bytes_per_s=host * 10**9)
     devices = tuple(
-        replace(device, bandwidth_bytes_per_s=card * 10**9) for device in machine.devices
+        replace(
+            device,
+            bandwidth_bytes_per_s=card * 10**9,
+            fp32_flops=36 * 10**12,
+            matrix_flops=71 * 10**12,
+        )
+        for device in machine.devices
     )
     return replace(machine, host=memory, devices=devices)
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from tests.unit.plan.machines import cards, cpu
 from tests.unit.plan.tasks import GEMMA, LLAMA, any_mix, one_file, rated
 
-from edgekit.bill.types import Job, Load
-from edgekit.bill.waits import NVME_BYTES_PER_S, USUAL_PROMPT_TOKENS
-from edgekit.engines.speed import Moment, expected_speed
+from edgekit.bill.types import USUAL_PROMPT_TOKENS, Job, Load, Moment
+from edgekit.bill.waits import NVME_BYTES_PER_S
+from edgekit.engines.speed import expected_speed
 from edgekit.machine.types import Disk, HostMeasured, Measured
 from edgekit.machine.what_if import requested_machine
 from edgekit.plan.choice import choose, judge, result_of

@@ -97,7 +97,7 @@ def best_of_the_catalog(device: str) -> Recommendation:
 TABLE = """\
 Best for chat on RTX 4090 + 64 GiB RAM: gemma-3-27b
 Runs on your RTX 4090 at Q4_K_M, just: 20.5 of 22.5 GiB at 32K, about 36
-tokens/s
+tokens/s (25-53)
 
    model          weights  download  context   GiB  tokens/s  quality    runs on
 1  gemma-3-27b    Q4_K_M    16.5 GB      32K  20.5        36   ~44-66        GPU

@@ -33,8 +33,8 @@ from edgekit.report.text import ASCII, BLOCKS, Screen
 from edgekit.units import GIB
 
 FITS = """\
-Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K, about 38 tokens/s
-tiny.gguf  ·  llama.cpp  ·  max context 74,240  ·  24-60 tokens/s
+Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K, about 38 tokens/s (24-60)
+tiny.gguf  ·  llama.cpp  ·  max context 74,240
 
 RTX 4090  [████████████████████████······················|···]  11.5 of 23.0 GiB
 RAM       [█████········································|····]   1.5 of 15.0 GiB
@@ -61,7 +61,7 @@ More     --why: the memory breakdown, the reasons, how each
          figure is known
 """
 WHY = """\
-Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K, about 38 tokens/s
+Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K, about 38 tokens/s (24-60)
 tiny.gguf  ·  llama.cpp 1.0  ·  this machine, fully on RTX 4090
 32,768 tokens of context for 1 sequence
 

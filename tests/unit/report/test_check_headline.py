@@ -60,7 +60,7 @@ def weights(gib: float) -> tuple[Any, ...]:
     ("verdict", "sentence"),
     [
         (verdict_with(), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K"),
-        (verdict_with(speed=SPEED), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K, about 38 tokens/s"),
+        (verdict_with(speed=SPEED), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K, about 38 tokens/s (24-60)"),
         (verdict_with(weights(20)), "Runs on your RTX 4090, just: 20.0 of 23.0 GiB at 32K"),
         (verdict_with(cache="q8_0"), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K with an 8-bit cache"),
         (verdict_with(cache="8 bit"), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K with an 8-bit cache"),
@@ -183,9 +183,9 @@ def test_headline_for_several_users_has_the_speed_of_one() -> None:
     verdict = replace(
         recorded("vllm").result, speed=Speed(decode=(20.0, 80.0), prefill=None, because="")
     )
-    assert headline(verdict).endswith(", about 40 tokens/s")
+    assert headline(verdict).endswith(", about 40 tokens/s (20-80)")
     users = replace(verdict, load=Load(context_tokens=32_768, sequences=8))
-    assert headline(users).endswith(", about 40 tokens/s for one user at a time")
+    assert headline(users).endswith(", about 40 tokens/s (20-80) for one user at a time")
 
 
 def test_headline_of_vllm_says_how_many_requests_fit() -> None:

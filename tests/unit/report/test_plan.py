@@ -57,8 +57,8 @@ PLANS: dict[str, Callable[[], Plan]] = {
 }
 
 ONE_CARD = """\
-Runs on your RTX 4090 at Q4_K_M, just: 20.5 of 22.5 GiB at 32K, about 36 tokens/s
-sample:gemma-3-27b  ·  llama.cpp  ·  max context 59,136  ·  25-53 tokens/s
+Runs on your RTX 4090 at Q4_K_M, just: 20.5 of 22.5 GiB at 32K, about 36 tokens/s (25-53)
+sample:gemma-3-27b  ·  llama.cpp  ·  max context 59,136
 
 RTX 4090  [████████████████████████████████████████████████████████·····|···]  20.5 of 22.5 GiB
 RAM       [██·····························································|·]   1.1 of 63.0 GiB

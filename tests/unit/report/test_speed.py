@@ -138,7 +138,7 @@ def test_headline_says_that_it_is_slower_than_requested() -> None:
     assert not shortfall_words(verdict(min_speed=50.0, speed=None))
     slow = verdict(min_speed=50.0)
     assert headline(slow).endswith(
-        "at 32K, about 38 tokens/s, slower than the 50 tokens/s you asked for"
+        "at 32K, about 38 tokens/s (31-46), slower than the 50 tokens/s you asked for"
     )
     assert slow.passed
     # both are 'about 38'

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from edgekit import __version__
-from edgekit.bill.types import Load, MemoryEstimate, Placement, Speed, Task
+from edgekit.bill.types import Load, MemoryEstimate, Moment, Placement, Speed, Task
 from edgekit.engines.llamacpp.estimate import NAME, as_loaded
 from edgekit.engines.llamacpp.placements import backend_name, devices
 from edgekit.engines.llamacpp.types import (
@@ -19,7 +19,6 @@ from edgekit.engines.llamacpp.types import (
 )
 from edgekit.engines.speed import (
     MeasuredRatio,
-    Moment,
     SequenceRun,
     largest_cards,
     modelled_speed,

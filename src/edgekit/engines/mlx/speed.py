@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from edgekit.bill.types import MemoryEstimate, Placement, Speed, Task
+from edgekit.bill.types import MemoryEstimate, Moment, Placement, Speed, Task
 from edgekit.engines.mlx.estimate import NAME
 from edgekit.engines.mlx.placements import devices
 from edgekit.engines.mlx.quantization import PLAIN, AsStored
 from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.engines.speed import (
-    Moment,
     SequenceRun,
     modelled_speed,
     speed_bound,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from edgekit.bill.types import MemoryEstimate, Placement, Speed, Task
+from edgekit.bill.types import MemoryEstimate, Moment, Placement, Speed, Task
 from edgekit.engines.speed import (
-    Moment,
     SequenceRun,
     largest_cards,
     modelled_speed,

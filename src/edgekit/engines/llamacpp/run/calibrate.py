@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgekit import __version__
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Moment
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.placements import backend_name, devices
 from edgekit.engines.llamacpp.run.binding import Pacing, VerifyMethod
@@ -20,7 +20,7 @@ from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.process import ending_in_order
 from edgekit.engines.program import CalibrateRequest, EngineRun, ReportedSpeed
-from edgekit.engines.speed import Moment, modelled_speed
+from edgekit.engines.speed import modelled_speed
 from edgekit.errors import EngineError, UsageError
 from edgekit.machine.calibration import stored_text, today, watched
 from edgekit.machine.types import Device, EngineSpeed, Machine
