@@ -418,7 +418,8 @@ def decode_s(
         dense = reads.weights_bytes - reads.experts_bytes
         experts = reads.experts_read_by(users) if users > 1 else reads.experts_bytes
         time_s = (dense + experts / values.product("experts", place.backend)) / rate
-        time_s += _unpack_s(run, place, dense + experts, values)
+        # Kernels read and compute at once: neither time adds fully to the other.
+        time_s = math.hypot(time_s, _unpack_s(run, place, dense + experts, values))
         time_s += users * _attend_s(run, place, moment.filled_tokens, values)
         if users > 1:
             time_s += (

@@ -114,7 +114,7 @@ Next     edgekit plan gemma-3-27b --device 'RTX 4090' --ram 64G
 DETAILS = """\
 qwen3-30b-a3b (31B with 3.4B active)
 Runs with the experts of 31 layers in RAM at Q4_K_M, just: 10.5 of 10.5 GiB VRAM
-and 10.6 of 63.0 GiB RAM at 32K, about 3.4 tokens/s
+and 10.6 of 63.0 GiB RAM at 32K, about 3.4 tokens/s (1.4-8.2)
 RTX 3060  [############################################|.....]  10.5 of 10.5 GiB
 RAM       [#########.......................................|.]  10.6 of 63.0 GiB
 """
