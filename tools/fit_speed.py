@@ -42,6 +42,7 @@ STEPS = 12
 FIXED = 1e-3  # of a logarithm: does not move
 SMALL_STEP = 0.003
 NUDGE = 1e-4
+NEGLIGIBLE = 0.02  # of a logarithm: such a factor is left out
 INSIDE = 0.8  # of the points are to lie within the interval
 FEW_MACHINES = (
     3  # with fewer, the spread is halfway to that of cards of a generation that was not measured
@@ -157,7 +158,7 @@ def row_of(point: Point) -> Row | None:
         return None
     prompt = point.prompt_tokens or END_TO_END_PROMPT
     moment = Moment(point.filled, prompt_tokens=prompt, users=point.users)
-    kind = speed_kind(places, moment, {}, is_prompt=point.is_prompt)
+    kind = speed_kind(places, moment, is_prompt=point.is_prompt)
     return Row(point, run, places, moment, kind)
 
 
@@ -376,29 +377,50 @@ def main() -> None:
 
 def write(rows: list[Row], fitted: Fitted, errors: list[float]) -> None:
     """The constants, and the widths of the intervals, from the errors of left-out machines."""
-    values = {name: float(f"{value:.4g}") for name, value in fitted.values.items()}
+    values = {name: float(f"{value:.4g}") for name, value in needed(fitted.values).items()}
     values |= spreads(rows, errors)
-    machines = {row.point.machine for row in rows}
+    measured: dict[bool, set[str]] = {False: set(), True: set()}
+    for row in rows:
+        measured[row.point.is_prompt] |= {place.generation for place in row.places}
     facts = {
         "about": "fitted by tools/fit_speed.py; docs/speed.md explains the formula",
         "points": len(rows),
-        "machines": len(machines),
+        "machines": len({row.point.machine for row in rows}),
+        "measured": {"decode": sorted(measured[False]), "prompt": sorted(measured[True])},
         "constants": dict(sorted(values.items())),
     }
     OUT.write_text(json.dumps(facts, indent=1) + "\n")
 
 
+def needed(values: Mapping[str, float]) -> dict[str, float]:
+    """The constants without factors that are nearly 1, and one factor for a generation that one backend ran on."""
+    result = dict(values)
+    backends: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in values:
+        first, *keys = name.split(".", maxsplit=2)
+        if len(keys) == 2 and keys[0] in BACKENDS:
+            backends[first, keys[1]].append(keys[0])
+    for (first, generation), (backend, *others) in backends.items():
+        if not others:
+            result[f"{first}.{generation}"] *= result.pop(f"{first}.{backend}.{generation}")
+    return {
+        name: value
+        for name, value in result.items()
+        if "." not in name or abs(math.log(value)) > NEGLIGIBLE
+    }
+
+
 def spreads(rows: list[Row], errors: list[float]) -> dict[str, float]:
     """How far four of five errors reach, as a factor, for each kind of machine. Every machine has the same weight."""
-    like: dict[tuple[bool, str, str], set[str]] = defaultdict(set)
+    like: dict[tuple[bool, str], set[str]] = defaultdict(set)
     for row in rows:
         like[_generation(row)].add(row.point.machine)
     sizes: dict[tuple[bool, str], list[tuple[float, str]]] = defaultdict(list)
     own: dict[tuple[bool, str], list[float]] = defaultdict(list)
     for row, error in zip(rows, errors, strict=True):
-        kind = speed_kind(row.places, row.moment, {}, is_prompt=row.point.is_prompt)
-        if kind == "new_card" and len(like[_generation(row)]) > 1:
-            kind = "card"
+        kind = row.kind
+        if kind in {"card", "new_card"}:  # a machine like it was measured if it is not the only one
+            kind = "card" if len(like[_generation(row)]) > 1 else "new_card"
         sizes[row.point.is_prompt, kind].append((abs(error), row.point.machine))
         own[row.point.is_prompt, row.point.machine + row.places[0].backend].append(error)
     for (is_prompt, machine), own_errors in own.items():
@@ -418,8 +440,8 @@ def spreads(rows: list[Row], errors: list[float]) -> dict[str, float]:
     return result
 
 
-def _generation(row: Row) -> tuple[bool, str, str]:
-    return row.point.is_prompt, row.places[0].backend, row.places[0].architecture
+def _generation(row: Row) -> tuple[bool, str]:
+    return row.point.is_prompt, row.places[0].generation
 
 
 def _reach(sizes: list[tuple[float, str]]) -> float:

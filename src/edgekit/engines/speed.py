@@ -90,8 +90,19 @@ class Constants(Mapping[str, float]):
 
 
 @cache
+def _fitted() -> Any:
+    return json.loads(get_data("edgekit.engines", "speed.json") or b"")
+
+
+@cache
 def constants() -> Constants:
-    return Constants(json.loads(get_data("edgekit.engines", "speed.json") or b"")["constants"])
+    return Constants(_fitted()["constants"])
+
+
+@cache
+def measured_generations() -> dict[str, frozenset[str]]:
+    """The generations of devices that the constants rest on, as `Place` names them, for "decode" and "prompt"."""
+    return {word: frozenset(names) for word, names in _fitted()["measured"].items()}
 
 
 # -- processors and cards --------------------------------------------------------------------
@@ -275,6 +286,10 @@ class Place(NamedTuple):
     def is_host(self) -> bool:
         return self.reads.pool.kind is PoolKind.HOST
 
+    @property
+    def generation(self) -> str:
+        return f"{self.backend}.{self.architecture}"
+
 
 def modelled_speed(
     run: SequenceRun, moment: Moment, measured: MeasuredRatio | None = None
@@ -288,7 +303,7 @@ def modelled_speed(
     prefill_s = prompt_token_s(run, places, moment, values)
     ratio = measured or MeasuredRatio()
     decode_kind, prompt_kind = (
-        speed_kind(places, moment, values, is_prompt=is_prompt, calibrated=measured is not None)
+        speed_kind(places, moment, is_prompt=is_prompt, calibrated=measured is not None)
         for is_prompt in (False, True)
     )
     because = _because(run, places, moment.filled_tokens)
@@ -312,7 +327,6 @@ def _interval(typical: float, spread: float) -> tuple[float, float]:
 def speed_kind(
     places: tuple[Place, ...],
     moment: Moment,
-    values: Mapping[str, float],
     *,
     is_prompt: bool,
     calibrated: bool = False,
@@ -328,9 +342,8 @@ def speed_kind(
     hosts = sum(place.is_host for place in read)
     if hosts:
         return "cpu" if hosts == len(read) else "split"
-    constant = "prompt" if is_prompt else "layer_us"
-    is_new = any(f"{constant}.{place.backend}.{place.architecture}" not in values for place in read)
-    return "new_card" if is_new else "card"
+    known = measured_generations()["prompt" if is_prompt else "decode"]
+    return "card" if all(place.generation in known for place in read) else "new_card"
 
 
 def places_of(run: SequenceRun) -> tuple[Place, ...] | None:
