@@ -31,7 +31,7 @@ def test_min_speed_chooses_settings_that_are_as_fast() -> None:
     assert result.typical_speed is not None
     assert result.typical_speed >= wanted
     assert (usual.quantization, usual.cache) != (result.quantization, result.cache)
-    fewer_bits = judge(replace(task, min_speed=usual.typical_speed * 1.15))
+    fewer_bits = judge(replace(task, min_speed=usual.typical_speed * 1.1))
     assert fewer_bits.is_fast_enough
     assert fewer_bits.quantization == "IQ4_XS"
     assert not result.fastest
