@@ -132,7 +132,7 @@ class ResolvedModel(Resolved[OpenModel]):
             file = model if files is not None else self.as_file(engine)
             return as_named(file.model, file.mix or AS_NAMED)
         if files is None or files.container is not Container.GGUF or not rules.loads_gguf:
-            if self.found is not None and self.found.mix is not None:
+            if self.found is not None and self.found.mix:
                 return as_named(model.model, self.found.mix)
             index_id = self.entry.id if self.entry is not None and files is None else ""
             return rules.variants(model.model, index_id)
