@@ -147,7 +147,7 @@ function wishForm(close) {
   ram.setAttribute("list", "machine-sizes");
   const vram = sizeInput("24G,24G");
   const fault = el("p", { class: "error", role: "alert", hidden: true });
-  const cpu = sizeInput("Ryzen 7 7700");
+  const cpu = sizeInput(MACHINE.cpuExample);
   const said = () => ({
     device: [...part.wished].map(wishOf),
     ram: ram.value.trim(),

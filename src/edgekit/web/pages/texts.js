@@ -84,6 +84,7 @@ export const MACHINE = {
   vram: "Or VRAM per GPU",
   vramHint: "if the GPU is not in the list",
   cpu: "Processor",
+  cpuExample: "Ryzen 7 7700",
   cpuHint: "optional: for the speed of what runs on the CPU",
   use: "Check this machine",
   reset: "Back to my machine",
