@@ -536,6 +536,7 @@ class Moment(NamedTuple):
     filled_tokens: int = 0  # already in the context
     prompt_tokens: int = USUAL_PROMPT_TOKENS
     users: int = 1  # who get answers at the same time
+    drafted_tokens: int = 0  # of each user, checked together with the next one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

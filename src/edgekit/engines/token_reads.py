@@ -241,15 +241,17 @@ def _cache_reads(
 
 
 def _crossings(layers_of: Mapping[Pool, set[int]], count: int) -> int:
-    """How often a token moves to another pool: twice in a layer whose experts are in a different pool."""
+    """How often a token moves to another pool: twice in a layer that is on a card and in RAM, never between cards that
+    compute a layer together.
+    """
     crossings, last = 0, None
     for layer in range(count):
         places = [pool for pool, layers in layers_of.items() if layer in layers]
-        if len(places) > 1:
+        if len({pool.kind for pool in places}) > 1:
             crossings += 2
             last = next(pool for pool in places if pool.kind is PoolKind.DEVICE)
         elif places:
-            crossings += last is not None and last != places[0]
+            crossings += last is not None and last not in places
             last = places[0]
     return crossings
 

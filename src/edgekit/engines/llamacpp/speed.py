@@ -80,8 +80,8 @@ def _reads_outside_layers(sizes: Mapping[Pool, float], weights: ActiveWeights) -
     """
     head_bytes = weights.outside_read
     on_devices = {pool: size for pool, size in sizes.items() if pool.kind is PoolKind.DEVICE}
-    # A device with at least half the head's bytes outside the layers is taken to hold the head.
-    is_head_on_device = any(size >= head_bytes / 2 for size in on_devices.values())
+    # Devices with at least half the head's bytes outside the layers are taken to hold the head; a row split divides it.
+    is_head_on_device = sum(on_devices.values()) >= head_bytes / 2
     most_on_host = 0.0 if is_head_on_device else head_bytes
     on_host = {
         pool: min(size, most_on_host) for pool, size in sizes.items() if pool not in on_devices
