@@ -596,6 +596,10 @@ class Verdict:
     native_context: int | None
     uses: tuple[Usage, ...]
     speed: Speed | None = None  # None: unknown
+    # The speed at another moment, computed when it is shown; None: unknown.
+    speed_at: Callable[[Moment], Speed | None] | None = field(
+        default=None, repr=False, compare=False
+    )
     first_token: FirstToken | None = None  # None: unknown
     load_time: LoadTime | None = None
     min_speed: float | None = None  # tokens per second, as requested

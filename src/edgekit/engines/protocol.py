@@ -491,6 +491,11 @@ class Engine:
 
         return replace(load, sequences=users)
 
+    @rule("placements")
+    def busy_users(self, load: Load, _setup: Setup, /) -> int:
+        """How many users the caller wants to be answered at the same time; 1 if that was not given."""
+        return load.sequences or 1
+
     no_embeddings: str = ""  # why it does not return embeddings
 
     @rule("placements")

@@ -326,10 +326,10 @@ def speed_kind(
     read = [place for place in places if place.reads.is_read]
     if any(place.guessed for place in read):
         return "assumed"
+    if moment.users * (1 + moment.drafted_tokens) > 1 and not is_prompt:
+        return "users"  # a calibration measures one
     if calibrated:
         return "calibrated"
-    if moment.users * (1 + moment.drafted_tokens) > 1 and not is_prompt:
-        return "users"
     hosts = sum(place.is_host for place in read)
     if hosts:
         return "cpu" if hosts == len(read) else "split"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from edgekit.bill.types import (
     USUAL_PROMPT_TOKENS,
@@ -30,7 +31,7 @@ from edgekit.bill.types import (
 from edgekit.bill.waits import FirstToken, first_token, load_time
 from edgekit.engines import engine_named
 from edgekit.engines.choices import USUAL_ACCURACY, as_named
-from edgekit.engines.speed import expected_speed, steady_throughput
+from edgekit.engines.speed import USUAL, expected_speed, steady_throughput
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import PoolKind
 from edgekit.model.types import Model
@@ -519,6 +520,7 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
         load=fitting.task.load_of(candidate.tokens),
         uses=priced.uses,
         speed=speed,
+        speed_at=None if speed is None else partial(speed_of, candidate),
         first_token=None if speed is None else _first_token(candidate),
         load_time=load_time(priced.estimate.weights_bytes, task.machine),
         min_speed=task.min_speed,
@@ -532,13 +534,13 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
     )
 
 
-def speed_of(candidate: Candidate) -> Speed | None:
+def speed_of(candidate: Candidate, moment: Moment = USUAL) -> Speed | None:
     """The expected speed; None if it is unknown."""
     task, priced = candidate.task, candidate.priced
     # A bare name without a file borrows the layers of a similar model: no speed is shown.
     if task.bill is not None and priced.estimate.basis is Basis.ASSUMED:
         return None
-    return expected_speed(task, priced)
+    return expected_speed(task, priced, moment)
 
 
 def _first_token(candidate: Candidate) -> FirstToken | None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.report.plans import experts_in_ram, one_card
 from tests.unit.report.verdicts import MACHINE, check_from_lines
 
-from edgekit.bill.types import Speed, Verdict
+from edgekit.bill.types import Load, Speed, Verdict
 from edgekit.bill.waits import NVME_BYTES_PER_S, LoadTime, first_token, load_time
 from edgekit.report.check import check_text, headline, offload_words
 from edgekit.report.plan import plan_json, plan_text
@@ -20,7 +20,9 @@ from edgekit.report.speed import (
     first_token_words,
     load_words,
     rate_words,
+    shared_rows,
     shortfall_words,
+    speed_json,
     speed_notes,
     speed_row,
     wait_rows,
@@ -187,3 +189,32 @@ def test_plan_says_what_offloading_costs() -> None:
     document = plan_json(plan)
     assert document["on_gpu_tokens_per_s"] == round(plan.on_gpu_tokens_per_s, 2)
     assert plan_json(one_card())["on_gpu_tokens_per_s"] is None
+
+
+# -- several users -------------------------------------------------------------------------------
+
+EACH = Speed(decode=(15.0, 29.0), prefill=None, because="")
+EIGHT: dict[str, Any] = {"load": Load(sequences=8), "speed_at": lambda moment: EACH}
+
+
+def test_speed_row_with_several_users() -> None:
+    # the geometric mean of 15 and 29 is 20.86, times 8 is 166.9
+    words = "with 8 users at once about 21 tokens/s each (15-29), 170 together"
+    assert [*shared_rows(verdict(**EIGHT))] == [words]
+    for why in (False, True):
+        assert words in " ".join(
+            check_text(check_from_lines(speed=SPEED, **EIGHT), why=why).split()
+        )
+    assert words not in headline(verdict(**EIGHT))
+    assert [*shared_rows(verdict())] == []
+
+
+def test_speed_json_with_several_users() -> None:
+    answer = speed_json(verdict(**EIGHT))
+    assert answer is not None
+    each = {"typical": 20.86, "decode": [15.0, 29.0]}
+    assert answer["users"] == {"count": 8, "each": each, "together": 166.85}
+    alone = speed_json(verdict())
+    assert alone is not None
+    assert alone["users"] is None
+    assert speed_json(verdict(speed=None)) is None
