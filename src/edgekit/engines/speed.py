@@ -38,13 +38,12 @@ USUAL = Moment(USUAL_FILL_TOKENS)
 
 def expected_speed(task: Task, priced: PricedLoad, moment: Moment = USUAL) -> Speed | None:
     """The speed of a priced load. None if a device's bandwidth is unknown, or if only the model's name is known."""
-    bill, tokens = priced.estimate, priced.context_tokens
+    bill = priced.estimate
     weights = [line for line in bill.lines if line.component is Component.WEIGHTS]
     is_rough = any(line.basis is Basis.ASSUMED for line in weights)
     if is_rough and task.bill is not None:
         return None
-    sized = replace(task, load=replace(task.load, context_tokens=tokens))
-    at = moment._replace(filled_tokens=min(tokens, moment.filled_tokens))
+    sized, at = moment_of(task, priced, moment)
     speed = engine_named(task.engine).speed(sized, priced.placement, bill, at)
     if speed is not None and is_rough:
         speed = replace(speed, basis=Basis.ASSUMED)
@@ -52,6 +51,13 @@ def expected_speed(task: Task, priced: PricedLoad, moment: Moment = USUAL) -> Sp
         return speed
     because = f"{speed.because}; the network between the machines is not included"
     return replace(speed, basis=Basis.ASSUMED, because=because)
+
+
+def moment_of(task: Task, priced: PricedLoad, moment: Moment) -> tuple[Task, Moment]:
+    """The task with the priced context, and the moment with at most that in it."""
+    tokens = priced.context_tokens
+    sized = replace(task, load=replace(task.load, context_tokens=tokens))
+    return sized, moment._replace(filled_tokens=min(tokens, moment.filled_tokens))
 
 
 def steady_throughput(task: Task, priced: PricedLoad) -> float | None:
@@ -307,6 +313,14 @@ def modelled_speed(
         else _interval(ratio.prefill / prefill_s, values[f"spread.prompt.{prompt_kind}"]),
         because=because,
         basis=Basis.ASSUMED if assumed else Basis.MODELLED,
+    )
+
+
+def speed_range(typical: float, places: tuple[Place, ...], moment: Moment) -> tuple[float, float]:
+    """The interval of a decoding speed."""
+    values = constants()
+    return _interval(
+        typical, values[f"spread.decode.{speed_kind(places, moment, values, is_prompt=False)}"]
     )
 
 

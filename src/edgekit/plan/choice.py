@@ -22,6 +22,7 @@ from edgekit.bill.types import (
     Price,
     PricedLoad,
     Setup,
+    Speculation,
     Speed,
     Status,
     Task,
@@ -31,6 +32,7 @@ from edgekit.bill.types import (
 from edgekit.bill.waits import FirstToken, first_token, load_time
 from edgekit.engines import engine_named
 from edgekit.engines.choices import USUAL_ACCURACY, as_named
+from edgekit.engines.speculation import expected_speculation
 from edgekit.engines.speed import USUAL, expected_speed, steady_throughput
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import PoolKind
@@ -521,6 +523,7 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
         uses=priced.uses,
         speed=speed,
         speed_at=None if speed is None else partial(speed_of, candidate),
+        speculation=None if speed is None else speculation_of(candidate),
         first_token=None if speed is None else _first_token(candidate),
         load_time=load_time(priced.estimate.weights_bytes, task.machine),
         min_speed=task.min_speed,
@@ -541,6 +544,13 @@ def speed_of(candidate: Candidate, moment: Moment = USUAL) -> Speed | None:
     if task.bill is not None and priced.estimate.basis is Basis.ASSUMED:
         return None
     return expected_speed(task, priced, moment)
+
+
+def speculation_of(candidate: Candidate) -> Speculation | None:
+    """The speed with the drafter that is loaded; None if there is none, or no acceptance was stated."""
+    if candidate.task.drafter is None or speed_of(candidate) is None:
+        return None
+    return expected_speculation(candidate.task, candidate.priced)
 
 
 def _first_token(candidate: Candidate) -> FirstToken | None:

@@ -32,6 +32,7 @@ from edgekit.report.speed import (
     rate_words,
     shared_rows,
     shortfall_words,
+    speculation_rows,
     speed_json,
     speed_notes,
     speed_row,
@@ -366,7 +367,12 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
         engine = bill.engine_title
         details = [placement if machine in placement else f"{machine}, {placement}"]
         speed = [] if result.speed is None else [speed_row(result.speed, embeds=embeds(result))]
-        speed += [*shared_rows(result), *speed_notes(result), *wait_rows(result)]
+        speed += [
+            *shared_rows(result),
+            *speculation_rows(result),
+            *speed_notes(result),
+            *wait_rows(result),
+        ]
         later_rows = engine_named(result.engine).later_rows(result) if result.can_load else ()
         sections: list[Section] = [
             (None, [bill.asked]),
@@ -385,7 +391,7 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
         sections = [
             ("", lambda screen: bar_lines(memories(result), screen)),
             *run,
-            ("Speed", [*shared_rows(result), *speed_notes(result)]),
+            ("Speed", [*shared_rows(result), *speculation_rows(result), *speed_notes(result)]),
             (
                 "Note",
                 [*bill.notes, *notes_on_screen(bill.estimate), *assumed_of(result.machine, result)],

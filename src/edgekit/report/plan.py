@@ -32,6 +32,7 @@ from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.speed import (
     shared_rows,
+    speculation_rows,
     speed_json,
     speed_notes,
     speed_row,
@@ -92,7 +93,9 @@ def plan_text(
         ("Also", also),
     ]
     offloaded = offload_words(result, plan.on_gpu_tokens_per_s)
-    speed_rows = [*shared_rows(result), *speed_notes(result), *filter(None, [offloaded])]
+    drafting = _speculation_rows(plan) if task.acceptance is not None else ()
+    speed_rows = [*shared_rows(result), *drafting, *speed_notes(result)]
+    speed_rows += filter(None, [offloaded])
     if why:
         name = bill_of(plan).engine_title
         details = [f"{task.nodes} nodes of {machine.name}" if task.nodes > 1 else machine.name]
@@ -148,9 +151,17 @@ def _decision_lines(plan: Plan, width: int) -> Iterator[str]:
         yield from _named_lines("speed", speed, column, width)
         offloaded = offload_words(plan.result, plan.on_gpu_tokens_per_s)
         result = plan.result
-        rows = [*shared_rows(result), *speed_notes(result), *wait_rows(result), offloaded]
+        rows = [*shared_rows(result), *_speculation_rows(plan), *speed_notes(result)]
+        rows += [*wait_rows(result), offloaded]
         for row in filter(None, rows):
             yield from _named_lines("", row, column, width)
+
+
+def _speculation_rows(plan: Plan) -> Iterator[str]:
+    """The speed with the proposed draft model, or how to ask for it."""
+    if plan.fits and plan.task.acceptance is not None and plan.drafter is None:
+        yield "no draft model fits next to the model, so --acceptance changes nothing"
+    yield from speculation_rows(plan.result, has_drafter=plan.drafter is not None)
 
 
 def _named_lines(name: str, text: str, column: int, width: int) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from edgekit.bill.types import SPEED_INTERVAL, Speed, Verdict
+from edgekit.bill.types import OWN_LAYERS, SPEED_INTERVAL, Speed, Verdict
 from edgekit.bill.waits import FirstToken, LoadTime
 from edgekit.plan.throughput import shared_speed
 from edgekit.report.hardware import gigabytes
@@ -70,6 +70,34 @@ def shared_rows(result: Verdict) -> Iterator[str]:
         yield f"with {shared.users:,} users at once {each} each{ends}, {together} together"
 
 
+ASK_ACCEPTANCE = (
+    "how much faster the draft model makes it depends on how many of its tokens are accepted: "
+    "--acceptance 70% shows the speed if 70 % are"
+)
+_DRAFTING = frozenset({"drafter", "prediction"})  # parts of a bill
+
+
+def speculation_rows(result: Verdict, *, has_drafter: bool | None = None) -> Iterator[str]:
+    """'with the draft model at 70 % acceptance about 51 tokens/s (32-81)'; how to ask, if no acceptance was stated.
+
+    `has_drafter`: whether there is a draft model; None: if it is in the bill.
+    """
+    if result.speed is None or not result.can_load:
+        return
+    if has_drafter is None:
+        has_drafter = any(line.part in _DRAFTING for line in result.estimate.lines)
+    drafting = result.speculation
+    if drafting is not None:
+        drafter = "the draft model" if drafting.drafter.model is not None else OWN_LAYERS
+        slower = drafting.speed.typical < result.speed.typical
+        words = f"with {drafter} at {100 * drafting.acceptance:.3g} % acceptance "
+        yield (
+            words + rate_words(drafting.speed.decode) + (", slower than without" if slower else "")
+        )
+    elif has_drafter:
+        yield ASK_ACCEPTANCE
+
+
 def wait_rows(result: Verdict) -> Iterator[str]:
     """The time until the first token of an answer, and the time to load the weights."""
     if result.can_load and result.first_token is not None:
@@ -113,7 +141,7 @@ def load_words(load: LoadTime) -> str:
 
 def speed_json(result: Verdict) -> Json | None:
     """Tokens per second: typical values, and their 80 % intervals."""
-    speed, shared = result.speed, shared_speed(result)
+    speed, shared, drafting = result.speed, shared_speed(result), result.speculation
     if speed is None:
         return None
     prefill, typical_prefill = speed.prefill, speed.typical_prefill
@@ -128,6 +156,12 @@ def speed_json(result: Verdict) -> Json | None:
         "interval": SPEED_INTERVAL,
         **fields(speed, "basis because"),
         "users": users,
+        "speculative": None
+        if drafting is None
+        else {
+            **fields(drafting, "acceptance draft_tokens"),
+            **_decode_json(drafting.speed),
+        },
     }
 
 

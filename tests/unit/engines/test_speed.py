@@ -303,7 +303,7 @@ SPLITS = (SplitMode.TENSOR, SplitMode.ROW)
 
 
 def speed_on_cards(
-    name: str, device: str, count: int, mode: SplitMode = SplitMode.LAYER, **moment: int
+    name: str, device: str, count: int, mode: SplitMode = SplitMode.LAYER, **moment: Any
 ) -> Speed:
     setup = replace(CUDA, devices=(DeviceSlot(),) * count, split_mode=mode)
     if mode is SplitMode.ROW:  # later builds do not have it
