@@ -112,6 +112,7 @@ class Request:
     nodes: int | None = None
     prefer_accurate_kv: bool = False
     drafter: bool = True
+    acceptance: float | None = None  # share of the drafted tokens that are accepted
     purpose: ModelPurpose | None = None  # None: chat
     limit: int | None = None  # number of models to recommend
     all_sizes: bool = False  # several models of a family, not only the best
@@ -353,6 +354,7 @@ def _parsed(
         nodes=number("nodes", 1),
         prefer_accurate_kv=bool(fields.get("prefer_accurate_kv")),
         drafter=not fields.get("no_drafter"),
+        acceptance=parsed("acceptance", read_acceptance),
         purpose=parsed("task", _purpose),
         limit=number("limit", 1, MOST_SHOWN),
         all_sizes=bool(fields.get("all_sizes")),
@@ -361,13 +363,28 @@ def _parsed(
     )
 
 
-def read_max_use(text: str) -> float:
-    """'85%' or '0.85' of the usable memory."""
+def _share(text: str) -> float:
+    """'85%' or '0.85'; not a number if it is neither."""
     text = text.strip()
     try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        share = math.nan
+        return math.nan
+
+
+def read_acceptance(text: str) -> float:
+    """'70%' or '0.7' of the tokens that a draft model proposes."""
+    share = _share(text)
+    if not 0 <= share <= 1:
+        raise UsageError(
+            f"--acceptance takes a share from 0 to 100%, for example 70% or 0.7 (got {text.strip()[:40]!r})"
+        )
+    return share
+
+
+def read_max_use(text: str) -> float:
+    """'85%' or '0.85' of the usable memory."""
+    share, text = _share(text), text.strip()
     if not 0 < share <= 1:
         raise UsageError(
             f"--max-use takes a share above 0 and up to 100%, for example 85% or 0.85 (got {text[:40]!r})"

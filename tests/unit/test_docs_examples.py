@@ -22,6 +22,7 @@ from tests.unit.report.verdicts import (
 )
 
 from edgekit.app.check import Unanswered
+from edgekit.bill.types import Drafter, Load, Speculation, Speed
 from edgekit.bill.waits import first_token
 from edgekit.cli import main
 from edgekit.errors import HeaderError
@@ -117,6 +118,13 @@ def test_json_tsv_names_every_key() -> None:
     missing = Unanswered(reference="x", engine=None, error=HeaderError("x"))
     documents = [check_json(recorded(name)) for name in RECORDED]
     documents.append(check_json(check_from_lines(first_token=first_token((900.0, 3600.0), 1000))))
+    speed = Speed(decode=(24.0, 60.0), prefill=None, because="")
+    with_users = check_from_lines(speed=speed, speed_at=lambda _: speed, load=Load(sequences=8))
+    drafting = Speculation(drafter=Drafter(name="x"), acceptance=0.7, draft_tokens=3, speed=speed)
+    documents += [
+        check_json(with_users),
+        check_json(check_from_lines(speed=speed, speculation=drafting)),
+    ]
     documents += [checks_json([TOO_LARGE, missing]), hardware_json(HERE), hardware_json(mac(36))]
     documents += [devices_json()]
     keys = set(keys_of(documents, without=frozenset({"estimate", "engines"})))

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from edgekit.app.estimate import EstimateAnswer, bill_of, task_of, values_of
+from edgekit.app.estimate import EstimateAnswer, bill_of, check_acceptance, task_of, values_of
 from edgekit.app.open import (
     ResolvedModel,
     answer_with_fallback,
@@ -123,6 +123,7 @@ def check_named(
         return replace(answer, bill=replace(answer.bill, notes=(*notes, *answer.bill.notes)))
 
     def check_on(engine: str) -> Check:
+        check_acceptance(request, engine)
         if resolved.assumed is not None:
             return _check_assumed(resolved, resolved.assumed, engine, request, session)
         model = resolved.at_checkpoint(engine)

@@ -11,7 +11,17 @@ from functools import partial
 from typing import Any
 
 from edgekit.app.open import ResolvedModel, open_named
-from edgekit.bill.types import Load, MemoryEstimate, MemoryLine, Price, Setup, Start, Task
+from edgekit.bill.types import (
+    OWN_LAYERS,
+    Drafter,
+    Load,
+    MemoryEstimate,
+    MemoryLine,
+    Price,
+    Setup,
+    Start,
+    Task,
+)
 from edgekit.engines import default_engine, engine_name, engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.engines.protocol import Companions, Engine
@@ -228,6 +238,8 @@ def task_of(
         start=start,
         bill=bill,
         companion_lines=companion_lines,
+        drafter=loaded_drafter(rules, values, setup, request, session.reach),
+        acceptance=request.acceptance,
         job=request.job,
         prompt_tokens=request.prompt_tokens,
         min_speed=request.min_speed,
@@ -245,6 +257,36 @@ def task_of(
         users=request.users,
         cancelled=session.reach.cancelled,
     ), values
+
+
+def loaded_drafter(
+    rules: Engine, values: Values, setup: Setup | None, request: Request, reach: Reach
+) -> Drafter | None:
+    """The drafter that the flags name; None if there is none, or no acceptance was stated."""
+    if request.acceptance is None or setup is None or not rules.draft_tokens(setup):
+        return None
+    reference = companions_in(rules.flags, values).get("drafter")
+    if reference is None:
+        return Drafter(name=OWN_LAYERS)
+    opened = open_named(reference, Session(reach=reach)).as_file(rules.name)
+    is_made = opened.model.header.container is not Container.GGUF
+    return Drafter(name=opened.label, model=opened.model, mix=opened.mix if is_made else None)
+
+
+def check_acceptance(request: Request, engine: str) -> None:
+    """Raises UsageError if an acceptance is stated, but no draft model."""
+    if request.acceptance is None:
+        return
+    rules = engine_named(engine)
+    if not rules.drafts:
+        raise UsageError(
+            f"--acceptance only works with llama.cpp and a draft model, not with {engine}: leave it out"
+        )
+    if not rules.draft_tokens(rules.setup(request.values(engine))[1]):
+        raise UsageError(
+            "--acceptance needs a draft model: add -md MODEL, or --spec-type draft-mtp if the model has its own "
+            "prediction layers"
+        )
 
 
 def values_of(resolved: ResolvedModel | None, engine: str, request: Request) -> dict[str, Any]:

@@ -116,9 +116,28 @@ def task_to_plan(resolved: ResolvedModel, request: Request, session: Session) ->
         drafters = own_drafter(opened.model)
         if entry is not None:
             drafters += index_drafters(entry, related_entries(entry))
+    if request.acceptance is not None and (request.users is not None or not drafters):
+        raise _no_drafter(task, request)
     return replace(
         task,
         model=variants[0].model if variants else opened.model,
         variants=variants,
         drafters=drafters,
     )
+
+
+def _no_drafter(task: Task, request: Request) -> UsageError:
+    """The error for an acceptance if no draft model can be proposed."""
+    if not engine_named(task.engine).drafts:
+        reason = f"no draft model is proposed for {task.engine}: leave it out"
+    elif not request.drafter:
+        reason = "--no-drafter leaves out the draft model: give one of the two"
+    elif request.users is not None:
+        reason = (
+            "several users already fill the batch, so no draft model is proposed: leave out --users"
+        )
+    else:
+        reason = (
+            f"no draft model is known for {task.label}: name one with edgekit check MODEL -md MODEL"
+        )
+    return UsageError(f"--acceptance: {reason}")

@@ -42,6 +42,7 @@ def _tasks(candidates: tuple[Tier, ...], request: Request) -> list[Task]:
         ("max-use", request.max_use is not None),
         ("min-speed", request.min_speed is not None),
         ("prompt", request.prompt_tokens is not None),
+        ("acceptance", request.acceptance is not None),
     ):
         if is_given:
             raise inapplicable(flag)

@@ -340,6 +340,9 @@ class Start:
     fixed_flags: frozenset[str] = frozenset()  # keys of the flags that were given
 
 
+OWN_LAYERS = "its own prediction layers"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafter:
     """A smaller model with the same vocabulary, or the model's own prediction layers."""
@@ -382,6 +385,8 @@ class Task:
     from_index: bool = False  # the index answers for a repository that could not be read
     users: int | None = None  # as requested; `load` is for all of them
     drafters: tuple[Drafter, ...] = ()  # candidates, in the order in which they are tried
+    drafter: Drafter | None = None  # loaded with the model
+    acceptance: float | None = None  # share of the drafted tokens that are accepted, as stated
     # Set when the caller has disconnected.
     cancelled: threading.Event | None = field(default=None, repr=False, compare=False)
 
@@ -536,6 +541,7 @@ class Moment(NamedTuple):
     filled_tokens: int = 0  # already in the context
     prompt_tokens: int = USUAL_PROMPT_TOKENS
     users: int = 1  # who get answers at the same time
+    drafted_tokens: int = 0  # of each user, checked together with the next one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -563,6 +569,16 @@ class Speed:
     def typical_for(self, *, embeds: bool) -> float | None:
         """The typical speed that matters: of decoding, or of reading for an embedding model."""
         return self.typical_prefill if embeds else self.typical
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """The speed with a drafter, if this share of its tokens is accepted."""
+
+    drafter: Drafter
+    acceptance: float
+    draft_tokens: int  # at a time
+    speed: Speed
 
 
 # A doubt of a verdict: the bill follows from the number of parameters, the layers are those of another model.
@@ -595,6 +611,11 @@ class Verdict:
     native_context: int | None
     uses: tuple[Usage, ...]
     speed: Speed | None = None  # None: unknown
+    # The speed at another moment, computed when it is shown; None: unknown.
+    speed_at: Callable[[Moment], Speed | None] | None = field(
+        default=None, repr=False, compare=False
+    )
+    speculation: Speculation | None = None  # None: unknown, or no acceptance was stated
     first_token: FirstToken | None = None  # None: unknown
     load_time: LoadTime | None = None
     min_speed: float | None = None  # tokens per second, as requested

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from edgekit.cli.flags import (
+    ACCEPTANCE,
     ANY_MODEL,
     CHOSEN_CONTEXT,
     DEFAULT_NEW_TOKENS,
@@ -90,6 +91,7 @@ def add_check(commands: Commands) -> None:
             **MIN_SPEED,
             **JOB,
             **PROMPT,
+            **ACCEPTANCE,
             **WINDOW_BUDGET,
             **DOWNLOADS,
             **DEVICES,
@@ -168,6 +170,7 @@ def add_plan(commands: Commands) -> None:
             "--plot FILE": "draw memory versus context as .svg or .png (needs 'edgekit-models[plot]')",
             **PLAN,
             **PROMPT,
+            **ACCEPTANCE,
             "--no-drafter": "do not look for a draft model",
             "--nodes N": "number of machines like this one, joined by Ray (vLLM only)",
             **DOWNLOADS,

@@ -66,6 +66,9 @@ MIN_SPEED = {
 PROMPT = {
     "--prompt N": "prompt for which --why gives the time to the first word, in tokens (default 1000)"
 }
+ACCEPTANCE = {
+    "--acceptance RATE": "share of the draft model's tokens that are accepted, to show the speed with it: 70%%"
+}
 JOB = {"--job P+N": "size the context for a prompt of P tokens and an answer of N: 6000+800"}
 WINDOW_BUDGET = {
     "--window-budget SIZE": "without -c, the longest context whose KV cache fits in this size: 4G"

@@ -306,6 +306,18 @@ class Engine:
         return None
 
     @rule("speed")
+    def speculative_speed(
+        self,
+        _task: Task,
+        _placement: Placement,
+        _bill: MemoryEstimate,
+        _moment: Moment,
+        /,
+    ) -> Speed | None:
+        """The speed with the task's drafter at the task's acceptance; None if unknown."""
+        return None
+
+    @rule("speed")
     def fastest_tokens_per_s(
         self, _read_bytes: float, _held_bytes: int, _machine: Machine, /
     ) -> float | None:
@@ -491,6 +503,11 @@ class Engine:
 
         return replace(load, sequences=users)
 
+    @rule("placements")
+    def busy_users(self, load: Load, _setup: Setup, /) -> int:
+        """How many users the caller wants to be answered at the same time; 1 if that was not given."""
+        return load.sequences or 1
+
     no_embeddings: str = ""  # why it does not return embeddings
 
     @rule("placements")
@@ -499,6 +516,11 @@ class Engine:
         if self.no_embeddings:
             raise RefusedError(self.no_embeddings)
         return start
+
+    @rule("companions")
+    def draft_tokens(self, _setup: Setup, /) -> int:
+        """How many tokens are drafted at a time; 0 without a drafter."""
+        return 0
 
     @rule("companions")
     def with_drafter(self, task: Task, _drafter: Model | None, _mix: str | None, /) -> Task:

@@ -38,13 +38,12 @@ USUAL = Moment(USUAL_FILL_TOKENS)
 
 def expected_speed(task: Task, priced: PricedLoad, moment: Moment = USUAL) -> Speed | None:
     """The speed of a priced load. None if a device's bandwidth is unknown, or if only the model's name is known."""
-    bill, tokens = priced.estimate, priced.context_tokens
+    bill = priced.estimate
     weights = [line for line in bill.lines if line.component is Component.WEIGHTS]
     is_rough = any(line.basis is Basis.ASSUMED for line in weights)
     if is_rough and task.bill is not None:
         return None
-    sized = replace(task, load=replace(task.load, context_tokens=tokens))
-    at = moment._replace(filled_tokens=min(tokens, moment.filled_tokens))
+    sized, at = moment_of(task, priced, moment)
     speed = engine_named(task.engine).speed(sized, priced.placement, bill, at)
     if speed is not None and is_rough:
         speed = replace(speed, basis=Basis.ASSUMED)
@@ -52,6 +51,13 @@ def expected_speed(task: Task, priced: PricedLoad, moment: Moment = USUAL) -> Sp
         return speed
     because = f"{speed.because}; the network between the machines is not included"
     return replace(speed, basis=Basis.ASSUMED, because=because)
+
+
+def moment_of(task: Task, priced: PricedLoad, moment: Moment) -> tuple[Task, Moment]:
+    """The task with the priced context, and the moment with at most that in it."""
+    tokens = priced.context_tokens
+    sized = replace(task, load=replace(task.load, context_tokens=tokens))
+    return sized, moment._replace(filled_tokens=min(tokens, moment.filled_tokens))
 
 
 def steady_throughput(task: Task, priced: PricedLoad) -> float | None:
@@ -266,6 +272,11 @@ class SequenceRun:
         False  # several may run: the explanation says that the speed is of one
     )
 
+    @property
+    def work_share(self) -> float:
+        """The share of the model's operations that the cards of the bill compute: those of one rank of one stage."""
+        return 1 / (self.tensor_ranks * self.pipeline_stages)
+
 
 class Place(NamedTuple):
     """A pool, and the device that reads and computes there."""
@@ -320,6 +331,14 @@ def modelled_speed(
     )
 
 
+def speed_range(typical: float, places: tuple[Place, ...], moment: Moment) -> tuple[float, float]:
+    """The interval of a decoding speed."""
+    values = constants()
+    return _interval(
+        typical, values[f"spread.decode.{speed_kind(places, moment, values, is_prompt=False)}"]
+    )
+
+
 def _interval(typical: float, spread: float) -> tuple[float, float]:
     return typical / spread, typical * spread
 
@@ -335,10 +354,10 @@ def speed_kind(
     read = [place for place in places if place.reads.is_read]
     if any(place.guessed for place in read):
         return "assumed"
+    if moment.users * (1 + moment.drafted_tokens) > 1 and not is_prompt:
+        return "users"  # a calibration measures one
     if calibrated:
         return "calibrated"
-    if moment.users > 1 and not is_prompt:
-        return "users"
     hosts = sum(place.is_host for place in read)
     if hosts:
         return "cpu" if hosts == len(read) else "split"
@@ -405,7 +424,7 @@ def _unpack_s(run: SequenceRun, place: Place, size_bytes: float, values: Constan
     if run.weights in {"f16", "bf16"} or place.vector_flops is None:
         return 0.0
     read_bytes = sum(pool.weights_bytes for pool in run.reads.pools) or 1.0
-    elements = size_bytes / read_bytes * run.reads.weights.parameters / run.tensor_ranks
+    elements = size_bytes / read_bytes * run.reads.weights.parameters * run.work_share
     return (
         elements
         * values.product("unpack_ops", place.backend, place.architecture)
@@ -416,28 +435,24 @@ def _unpack_s(run: SequenceRun, place: Place, size_bytes: float, values: Constan
 def decode_s(
     run: SequenceRun, places: tuple[Place, ...], moment: Moment, values: Constants
 ) -> float:
-    """Seconds per token of each user."""
-    stages, users = run.pipeline_stages, moment.users
+    """Seconds of a pass, which makes a token for each user and checks the drafted ones."""
+    tokens = moment.users * (1 + moment.drafted_tokens)
     first = places[0].backend if places else "cpu"
-    seconds = values.product("token_us", first) * MICRO
+    seconds = values.product("token_us", first) * MICRO + _reducing_s(run, values)
     if run.is_launched_one_by_one:
         seconds += len(run.reads.weights.layers) * values["launches_us"] * MICRO
-    seconds += run.reads.crossings * values["crossing_us"] * MICRO
-    if run.tensor_ranks > 1 or run.is_divided:
-        seconds += 2 * len(run.reads.weights.layers) * values["reducing_us"] * MICRO
+    crossings = run.reads.crossings + run.pipeline_stages - 1
+    seconds += crossings * values["crossing_us"] * MICRO
     at_once, in_turn = 0.0, 0.0
     for place in places:
         reads, rate = place.reads, _weights_rate(run, place, values)
         dense = reads.weights_bytes - reads.experts_bytes
-        experts = reads.experts_read_by(users) if users > 1 else reads.experts_bytes
+        experts = reads.experts_read_by(tokens) if tokens > 1 else reads.experts_bytes
         time_s = (dense + experts / values.product("experts", place.backend)) / rate
         # Kernels read and compute at once: neither time adds fully to the other.
         time_s = math.hypot(time_s, _unpack_s(run, place, dense + experts, values))
-        time_s += users * _attend_s(run, place, moment.filled_tokens, values)
-        if users > 1:
-            time_s += (
-                (users - 1) * reads.weights_bytes / rate * values.product("users", place.backend)
-            )
+        time_s += _attend_s(run, place, moment, values)
+        time_s += (tokens - 1) * reads.weights_bytes / rate * values.product("users", place.backend)
         time_s += (
             reads.layers * values.product("layer_us", place.backend, place.architecture) * MICRO
         )
@@ -445,20 +460,28 @@ def decode_s(
             at_once = max(at_once, time_s)
         else:
             in_turn += time_s
-    return seconds + (at_once + in_turn) * stages
+    return seconds + (at_once + in_turn) * run.pipeline_stages
 
 
-def _attend_s(run: SequenceRun, place: Place, tokens: int, values: Constants) -> float:
-    """Seconds for one token to read the states and the cache of `tokens` tokens, and to compute with them."""
-    reads = place.reads
+def _reducing_s(run: SequenceRun, values: Constants) -> float:
+    """Seconds of a pass to add up what the cards have computed, twice per layer, if every layer is on several."""
+    if run.tensor_ranks == 1 and not run.is_divided:
+        return 0.0
+    return 2 * len(run.reads.weights.layers) * values["reducing_us"] * MICRO
+
+
+def _attend_s(run: SequenceRun, place: Place, moment: Moment, values: Constants) -> float:
+    """Seconds to read the states and the cache of every user once, and to compute with them for every token."""
+    reads, tokens = place.reads, moment.filled_tokens
     cached = reads.cache_bytes(tokens)
     rate = place.bandwidth * values.product("cache", place.backend, place.architecture)
     seconds = (reads.state_bytes + cached) / rate
     if cached and place.vector_flops is not None:
         share = cached / sum(pool.cache_bytes(tokens) for pool in run.reads.pools)
-        flops = attention_flops(run.model.geometry, tokens) * share / run.tensor_ranks
+        flops = attention_flops(run.model.geometry, tokens) * share * run.work_share
+        flops *= 1 + moment.drafted_tokens
         seconds += flops / (place.vector_flops * values.product("attend", place.backend))
-    return seconds
+    return moment.users * seconds
 
 
 def prompt_rate(run: SequenceRun, place: Place, values: Constants) -> float | None:
@@ -483,9 +506,9 @@ def prompt_token_s(
     held_bytes = sum(place.reads.held_bytes for place in places) or 1
     # On average a prompt token attends to half of the prompt.
     attended = moment.filled_tokens + moment.prompt_tokens // 2
-    attention = attention_flops(run.model.geometry, attended)
+    attention = attention_flops(run.model.geometry, attended) * run.work_share
     on_cards = [place for place in places if not place.is_host]
-    total_s = 0.0
+    at_once, in_turn = 0.0, 0.0
     for place, own_rate in zip(places, rates, strict=True):
         reads = place.reads
         # Weights on the host are sent to a card, which is faster with a large batch.
@@ -493,7 +516,7 @@ def prompt_token_s(
         worker, rate = (
             (on_cards[0], rates[places.index(on_cards[0])]) if is_sent else (place, own_rate)
         )
-        flops = 2.0 * weights.parameters * reads.held_bytes / held_bytes
+        flops = 2.0 * weights.parameters * run.work_share * reads.held_bytes / held_bytes
         read_bytes = reads.weights_bytes or 1.0
         experts_share = reads.experts_bytes / read_bytes
         # Kernels work on blocks of tokens, and few tokens of a batch use the same expert.
@@ -512,9 +535,16 @@ def prompt_token_s(
         if is_sent and not worker.unified:
             once_s += once_bytes / (values["link_gb_per_s"] * GB)
         launches = reads.layers * values.product("prompt_layer_us", worker.backend) * MICRO
-        total_s += seconds + (once_s + launches) / batch
+        seconds += (once_s + launches) / batch
+        if run.is_divided and worker is place and not place.is_host:
+            at_once = max(at_once, seconds)
+        else:
+            in_turn += seconds
+    total_s = (at_once + in_turn) * run.pipeline_stages + _reducing_s(run, values) / batch
+    if run.is_divided:
+        return total_s
     micro_batches = max(1.0, min(run.logical_tokens, moment.prompt_tokens) / batch)
-    return total_s / run.tensor_ranks / _pipelined(len(on_cards), micro_batches)
+    return total_s / _pipelined(len(on_cards), micro_batches)
 
 
 def _pipelined(cards: int, micro_batches: float) -> float:
@@ -535,8 +565,13 @@ def _because(run: SequenceRun, places: tuple[Place, ...], filled_tokens: int) ->
             and_cache = f" and {format_bytes(cache_bytes)} of cache ({filled_tokens:,} tokens)"
         parts.append(f"{format_bytes(weights)} of weights{and_cache} from {place.text}")
     text = f"a token reads {'; '.join(parts)}"
+    cards = sum(not place.is_host and place.reads.is_read for place in places)
     if run.tensor_ranks > 1:
         text += f", on each of {run.tensor_ranks} cards at once"
+    elif cards > 1:
+        text += f", on {cards} cards {'at once' if run.is_divided else 'in turn'}"
+    if run.pipeline_stages > 1:
+        text += f", in each of {run.pipeline_stages} stages in turn"
     return f"{text}; for a single request" if run.notes_single_request else text
 
 

@@ -23,6 +23,7 @@ from edgekit.model.types import (
 from edgekit.sources.types import Container
 
 _KV_CACHES = frozenset({Component.KV_CACHE, Component.SLIDING_KV_CACHE})
+PREDICTION = "prediction"  # the part of lines for the model's own prediction blocks
 # gpt-oss: experts have four bits and a scale per 32 weights, the rest sixteen.
 MXFP4_SHARE = 4.25 / 16
 
@@ -147,6 +148,56 @@ def token_reads(
     return TokenReads(pools=pools, crossings=crossings, context_tokens=context, weights=active)
 
 
+def prediction_reads(reads: TokenReads, bill: MemoryEstimate, *, outside: Outside) -> TokenReads:
+    """What a token reads that one of the model's own prediction blocks drafts: the block, its cache and the head.
+
+    Its experts are taken to be used like those of the last layer.
+    """
+    active = reads.weights
+    last = active.layers[-1]
+    experts_share = last.experts / (last.plain + last.experts or 1.0)
+    count = len({line.layer for line in bill.lines if (line.layer or 0) >= len(active.layers)}) or 1
+    held: dict[Pool, float] = defaultdict(float)  # by a block
+    outside_bytes: dict[Pool, float] = defaultdict(float)
+    caches: dict[Pool, list[CacheRead]] = defaultdict(list)
+    streams = dict(bill.facts).get("kv_streams")
+    stream_count = streams if isinstance(streams, int) and streams > 0 else 1
+    for line in bill.lines:
+        if line.component is Component.WEIGHTS and not line.part:
+            if line.layer is None:
+                outside_bytes[line.pool] += line.size_bytes
+            elif line.layer >= len(active.layers):
+                held[line.pool] += line.size_bytes / count
+        elif line.component in _KV_CACHES and line.part == PREDICTION:
+            caches[line.pool].append(
+                CacheRead(line.size_bytes / stream_count / count, reads.context_tokens)
+            )
+    head = outside(outside_bytes, active)
+    block_bytes, pools = sum(held.values()), []
+    for pool in reads.pools:
+        experts = held[pool.pool] * experts_share
+        used = experts * last.used_share
+        pools.append(
+            PoolReads(
+                pool=pool.pool,
+                weights_bytes=held[pool.pool] - experts + used + head.get(pool.pool, 0.0),
+                state_bytes=0.0,
+                caches=tuple(caches[pool.pool]),
+                layers=bool(held[pool.pool]) + bool(head.get(pool.pool)),
+                held_bytes=int(held[pool.pool] + head.get(pool.pool, 0.0)),
+                experts_bytes=used,
+                held_experts_bytes=experts,
+            )
+        )
+    layer_bytes = sum(layer.plain + layer.experts for layer in active.layers) or 1.0
+    weights = replace(
+        active,
+        layers=active.layers[-1:],
+        parameters=int(active.parameters * min(1.0, block_bytes / layer_bytes)),
+    )
+    return reads._replace(pools=tuple(pools), crossings=0, weights=weights)
+
+
 class _WeightReads(NamedTuple):
     """The weights of each pool: bytes that one token reads, layers computed there, and all bytes."""
 
@@ -241,15 +292,17 @@ def _cache_reads(
 
 
 def _crossings(layers_of: Mapping[Pool, set[int]], count: int) -> int:
-    """How often a token moves to another pool: twice in a layer whose experts are in a different pool."""
+    """How often a token moves to another pool: twice in a layer that is on a card and in RAM, never between cards that
+    compute a layer together.
+    """
     crossings, last = 0, None
     for layer in range(count):
         places = [pool for pool, layers in layers_of.items() if layer in layers]
-        if len(places) > 1:
+        if len({pool.kind for pool in places}) > 1:
             crossings += 2
             last = next(pool for pool in places if pool.kind is PoolKind.DEVICE)
         elif places:
-            crossings += last is not None and last != places[0]
+            crossings += last is not None and last not in places
             last = places[0]
     return crossings
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from edgekit.bill.types import (
     USUAL_PROMPT_TOKENS,
@@ -21,6 +22,7 @@ from edgekit.bill.types import (
     Price,
     PricedLoad,
     Setup,
+    Speculation,
     Speed,
     Status,
     Task,
@@ -30,7 +32,8 @@ from edgekit.bill.types import (
 from edgekit.bill.waits import FirstToken, first_token, load_time
 from edgekit.engines import engine_named
 from edgekit.engines.choices import USUAL_ACCURACY, as_named
-from edgekit.engines.speed import expected_speed, steady_throughput
+from edgekit.engines.speculation import expected_speculation
+from edgekit.engines.speed import USUAL, expected_speed, steady_throughput
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import PoolKind
 from edgekit.model.types import Model
@@ -519,6 +522,8 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
         load=fitting.task.load_of(candidate.tokens),
         uses=priced.uses,
         speed=speed,
+        speed_at=None if speed is None else partial(speed_of, candidate),
+        speculation=None if speed is None else speculation_of(candidate),
         first_token=None if speed is None else _first_token(candidate),
         load_time=load_time(priced.estimate.weights_bytes, task.machine),
         min_speed=task.min_speed,
@@ -532,13 +537,20 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
     )
 
 
-def speed_of(candidate: Candidate) -> Speed | None:
+def speed_of(candidate: Candidate, moment: Moment = USUAL) -> Speed | None:
     """The expected speed; None if it is unknown."""
     task, priced = candidate.task, candidate.priced
     # A bare name without a file borrows the layers of a similar model: no speed is shown.
     if task.bill is not None and priced.estimate.basis is Basis.ASSUMED:
         return None
-    return expected_speed(task, priced)
+    return expected_speed(task, priced, moment)
+
+
+def speculation_of(candidate: Candidate) -> Speculation | None:
+    """The speed with the drafter that is loaded; None if there is none, or no acceptance was stated."""
+    if candidate.task.drafter is None or speed_of(candidate) is None:
+        return None
+    return expected_speculation(candidate.task, candidate.priced)
 
 
 def _first_token(candidate: Candidate) -> FirstToken | None:

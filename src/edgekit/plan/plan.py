@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from edgekit.bill.types import (
+    OWN_LAYERS,
     Change,
     ChangeKind,
     Decision,
@@ -37,6 +39,7 @@ from edgekit.plan.choice import (
     fastest_words,
     pinned_candidate,
     result_for,
+    speculation_of,
 )
 from edgekit.plan.fit import Fitting, Ladder, whole_placements
 from edgekit.units import format_bytes
@@ -123,7 +126,9 @@ def make_plan(
     drafter: Drafter | None = None
     improvements: tuple[Change, ...] = ()
     if thorough:
-        drafter, drafter_decision = propose_drafter(candidate)
+        drafter, drafter_decision, drafted = propose_drafter(candidate)
+        if drafted is not None and task.acceptance is not None:
+            result = replace(result, speculation=speculation_of(drafted))
         improvements = changes(replace(task, model=candidate.variant.model), result)
         if drafter_decision is not None:
             decisions.append(drafter_decision)
@@ -260,7 +265,6 @@ def _cache_because(candidate: Candidate) -> str:
 # --- a draft model
 
 TIMES_SMALLER = 8  # a larger draft model saves no time
-OWN_LAYERS = "its own prediction layers"
 DRAFTER_MIX = "Q4_K_M"
 MAX_VOCABULARY_DIFFERENCE = 128  # speculative.cpp @ 0c1e570: SPEC_VOCAB_MAX_SIZE_DIFFERENCE
 
@@ -276,46 +280,57 @@ def own_drafter(model: Model) -> tuple[Drafter, ...]:
     )
 
 
-def propose_drafter(candidate: Candidate) -> tuple[Drafter | None, Decision | None]:
+class Proposal(NamedTuple):
+    """A draft model that would fit as well. All are None if a draft model is out of the question."""
+
+    drafter: Drafter | None = None
+    decision: Decision | None = None
+    drafted: Candidate | None = None  # the plan with the draft model
+
+
+def propose_drafter(candidate: Candidate) -> Proposal:
     """The first draft model that also fits without changing the verdict, and the decision with all that were tried.
 
-    It is a proposal, not part of the plan's bill. (None, None) if a draft model is out of the question.
+    It is a proposal, not part of the plan's bill.
     """
     task = candidate.task
     if not engine_named(task.engine).drafts or not task.drafters or task.users is not None:
-        return None, None  # several users already fill the batch
+        return Proposal()  # several users already fill the batch
     tried: list[Tried] = []
     for drafter in task.drafters if candidate.fitting.placement.whole else ():
-        outcome, fits = _try_drafter(candidate, drafter)
-        tried.append(Tried(value=drafter.name, outcome=outcome, taken=fits))
-        if fits:
-            return drafter, Decision(
+        outcome, drafted = _try_drafter(candidate, drafter)
+        tried.append(Tried(value=drafter.name, outcome=outcome, taken=drafted is not None))
+        if drafted is not None:
+            decision = Decision(
                 lever=Lever.DRAFTER,
                 value=drafter.name,
                 because=f"{outcome}, can make answers faster",
                 tried=tuple(tried),
             )
+            return Proposal(drafter, decision, drafted)
     because = "none fits next to the model" if tried else "the GPU is full"
-    return None, Decision(lever=Lever.DRAFTER, value="none", because=because, tried=tuple(tried))
+    decision = Decision(lever=Lever.DRAFTER, value="none", because=because, tried=tuple(tried))
+    return Proposal(decision=decision)
 
 
-def _try_drafter(candidate: Candidate, drafter: Drafter) -> tuple[str, bool]:
-    """What the draft model adds to the bill, or why it cannot be used; and whether it can."""
+def _try_drafter(candidate: Candidate, drafter: Drafter) -> tuple[str, Candidate | None]:
+    """What the draft model adds to the bill, or why it cannot be used; and the plan with it, if it can."""
     task = engine_named(candidate.task.engine).with_drafter(
         candidate.task, drafter.model, drafter.mix
     )
+    task = replace(task, drafter=drafter)
     ladder = Ladder(task, whole_placements(task))
     try:
         drafted = candidate.on(ladder)
     except EdgekitError as error:
-        return f"its memory cannot be estimated: {error}", False
+        return f"its memory cannot be estimated: {error}", None
     if drafted is None:
-        return f"does not fit at {candidate.tokens:,} tokens", False
+        return f"does not fit at {candidate.tokens:,} tokens", None
     lines = drafted.priced.estimate.lines
     size = sum(line.size_bytes for line in lines if line.part in {"drafter", "prediction"})
     if drafted.priced.status is not candidate.priced.status:
-        return f"+{format_bytes(size)}: too tight", False
-    return f"+{format_bytes(size)}", True
+        return f"+{format_bytes(size)}: too tight", None
+    return f"+{format_bytes(size)}", drafted
 
 
 def index_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, ...]:

@@ -30,7 +30,9 @@ from edgekit.report.hardware import budget_json, machine_json
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.speed import (
     rate_words,
+    shared_rows,
     shortfall_words,
+    speculation_rows,
     speed_json,
     speed_notes,
     speed_row,
@@ -365,7 +367,12 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
         engine = bill.engine_title
         details = [placement if machine in placement else f"{machine}, {placement}"]
         speed = [] if result.speed is None else [speed_row(result.speed, embeds=embeds(result))]
-        speed += [*speed_notes(result), *wait_rows(result)]
+        speed += [
+            *shared_rows(result),
+            *speculation_rows(result),
+            *speed_notes(result),
+            *wait_rows(result),
+        ]
         later_rows = engine_named(result.engine).later_rows(result) if result.can_load else ()
         sections: list[Section] = [
             (None, [bill.asked]),
@@ -384,7 +391,7 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
         sections = [
             ("", lambda screen: bar_lines(memories(result), screen)),
             *run,
-            ("Speed", speed_notes(result)),
+            ("Speed", [*shared_rows(result), *speculation_rows(result), *speed_notes(result)]),
             (
                 "Note",
                 [*bill.notes, *notes_on_screen(bill.estimate), *assumed_of(result.machine, result)],
@@ -501,7 +508,7 @@ def check_json(check: Check) -> Json:
         **fields(result, _CONTEXT_FIELDS),
         "download_bytes": download_bytes(result) if check.is_remote else None,
         "step": result.step,
-        "speed": None if result.speed is None else speed_json(result.speed),
+        "speed": speed_json(result),
         **waits_json(result),
         **fields(result, "required_bytes available_bytes"),
         "utilization": _share(result.utilization),

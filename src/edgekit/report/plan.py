@@ -30,7 +30,15 @@ from edgekit.report.check import (
 )
 from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
-from edgekit.report.speed import speed_json, speed_notes, speed_row, wait_rows, waits_json
+from edgekit.report.speed import (
+    shared_rows,
+    speculation_rows,
+    speed_json,
+    speed_notes,
+    speed_row,
+    wait_rows,
+    waits_json,
+)
 from edgekit.report.text import (
     PLAIN,
     Screen,
@@ -85,7 +93,9 @@ def plan_text(
         ("Also", also),
     ]
     offloaded = offload_words(result, plan.on_gpu_tokens_per_s)
-    speed_rows = [*speed_notes(result), *([offloaded] if offloaded else [])]
+    drafting = _speculation_rows(plan) if task.acceptance is not None else ()
+    speed_rows = [*shared_rows(result), *drafting, *speed_notes(result)]
+    speed_rows += filter(None, [offloaded])
     if why:
         name = bill_of(plan).engine_title
         details = [f"{task.nodes} nodes of {machine.name}" if task.nodes > 1 else machine.name]
@@ -140,9 +150,18 @@ def _decision_lines(plan: Plan, width: int) -> Iterator[str]:
         speed = speed_row(plan.speed, embeds=embeds(plan.result), is_slow=plan.is_slow)
         yield from _named_lines("speed", speed, column, width)
         offloaded = offload_words(plan.result, plan.on_gpu_tokens_per_s)
-        rows = [*speed_notes(plan.result), *wait_rows(plan.result), offloaded]
+        result = plan.result
+        rows = [*shared_rows(result), *_speculation_rows(plan), *speed_notes(result)]
+        rows += [*wait_rows(result), offloaded]
         for row in filter(None, rows):
             yield from _named_lines("", row, column, width)
+
+
+def _speculation_rows(plan: Plan) -> Iterator[str]:
+    """The speed with the proposed draft model, or how to ask for it."""
+    if plan.fits and plan.task.acceptance is not None and plan.drafter is None:
+        yield "no draft model fits next to the model, so --acceptance changes nothing"
+    yield from speculation_rows(plan.result, has_drafter=plan.drafter is not None)
 
 
 def _named_lines(name: str, text: str, column: int, width: int) -> Iterator[str]:
@@ -258,7 +277,7 @@ def decision_json(decision: Decision) -> Json:
 
 def plan_speed(plan: Plan) -> Json | None:
     """The speed, with `steady`, the number by which plans are compared."""
-    speed, steady = plan.speed, plan.steady_tokens_per_s
+    speed, steady = speed_json(plan.result), plan.steady_tokens_per_s
     if speed is None:
         return None
-    return {**speed_json(speed), "steady": None if steady is None else round(steady, 2)}
+    return {**speed, "steady": None if steady is None else round(steady, 2)}

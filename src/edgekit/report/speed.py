@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from edgekit.bill.types import SPEED_INTERVAL, Speed, Verdict
+from edgekit.bill.types import OWN_LAYERS, SPEED_INTERVAL, Speed, Verdict
 from edgekit.bill.waits import FirstToken, LoadTime
+from edgekit.plan.throughput import shared_speed
 from edgekit.report.hardware import gigabytes
 from edgekit.report.json import Json, fields
 from edgekit.units import Basis, about_rate, min_speed_words, rate_figure, two_digits
@@ -59,6 +60,44 @@ def speed_row(speed: Speed | None, *, embeds: bool = False, is_slow: bool = Fals
     return f"{words}; {speed.basis.value}{reason}"
 
 
+def shared_rows(result: Verdict) -> Iterator[str]:
+    """'with 8 users at once about 21 tokens/s each (15-29), 170 together', if several were requested."""
+    shared = shared_speed(result)
+    if shared is not None:
+        each, interval = about_rate(shared.each.typical), interval_words(shared.each.decode)
+        ends = f" ({interval})" if interval else ""
+        together = rate_figure(shared.together)
+        yield f"with {shared.users:,} users at once {each} each{ends}, {together} together"
+
+
+ASK_ACCEPTANCE = (
+    "how much faster the draft model makes it depends on how many of its tokens are accepted: "
+    "--acceptance 70% shows the speed if 70 % are"
+)
+_DRAFTING = frozenset({"drafter", "prediction"})  # parts of a bill
+
+
+def speculation_rows(result: Verdict, *, has_drafter: bool | None = None) -> Iterator[str]:
+    """'with the draft model at 70 % acceptance about 51 tokens/s (32-81)'; how to ask, if no acceptance was stated.
+
+    `has_drafter`: whether there is a draft model; None: if it is in the bill.
+    """
+    if result.speed is None or not result.can_load:
+        return
+    if has_drafter is None:
+        has_drafter = any(line.part in _DRAFTING for line in result.estimate.lines)
+    drafting = result.speculation
+    if drafting is not None:
+        drafter = "the draft model" if drafting.drafter.model is not None else OWN_LAYERS
+        slower = drafting.speed.typical < result.speed.typical
+        words = f"with {drafter} at {100 * drafting.acceptance:.3g} % acceptance "
+        yield (
+            words + rate_words(drafting.speed.decode) + (", slower than without" if slower else "")
+        )
+    elif has_drafter:
+        yield ASK_ACCEPTANCE
+
+
 def wait_rows(result: Verdict) -> Iterator[str]:
     """The time until the first token of an answer, and the time to load the weights."""
     if result.can_load and result.first_token is not None:
@@ -100,16 +139,36 @@ def load_words(load: LoadTime) -> str:
     return f"loads in {time} from disk ({rate}, {load.because})"
 
 
-def speed_json(speed: Speed) -> Json:
+def speed_json(result: Verdict) -> Json | None:
     """Tokens per second: typical values, and their 80 % intervals."""
+    speed, shared, drafting = result.speed, shared_speed(result), result.speculation
+    if speed is None:
+        return None
     prefill, typical_prefill = speed.prefill, speed.typical_prefill
+    users: Json | None = None
+    if shared is not None:
+        together = round(shared.together, 2)
+        users = {"count": shared.users, "each": _decode_json(shared.each), "together": together}
     return {
-        "typical": round(speed.typical, 2),
-        "decode": [round(rate, 2) for rate in speed.decode],
+        **_decode_json(speed),
         "prefill": None if prefill is None else [round(rate, 2) for rate in prefill],
         "prefill_typical": None if typical_prefill is None else round(typical_prefill, 2),
         "interval": SPEED_INTERVAL,
         **fields(speed, "basis because"),
+        "users": users,
+        "speculative": None
+        if drafting is None
+        else {
+            **fields(drafting, "acceptance draft_tokens"),
+            **_decode_json(drafting.speed),
+        },
+    }
+
+
+def _decode_json(speed: Speed) -> Json:
+    return {
+        "typical": round(speed.typical, 2),
+        "decode": [round(rate, 2) for rate in speed.decode],
     }
 
 

@@ -555,6 +555,12 @@ ERRORS = [
     (["{llama}", "--job", "6000+"], 2, "--job: '' is not a whole number"),
     (["{llama}", "--job=-1+5"], 2, "--job: must not be negative (got -1)"),
     (["{llama}", "--min-speed", "0"], 2, "--min-speed takes tokens per second above 0"),
+    (["{llama}", "--acceptance", "0.7"], 2, "--acceptance needs a draft model: add -md MODEL"),
+    (["{llama}", "-md", "qwen3-0.6b", "--draft-max", "0", "--acceptance", "0.7"], 2, "--acceptance needs a draft model"),
+    (["{llama}", "--engine", "vllm", "--acceptance", "0.7"], 2, "only works with llama.cpp and a draft model, not with vllm"),
+    (["{llama}", "--acceptance", "70"], 2, "--acceptance takes a share from 0 to 100%, for example 70% or 0.7 (got '70')"),
+    (["{llama}", "--acceptance", "nan"], 2, "--acceptance takes a share"),
+    (["{llama}", "--acceptance=-1%"], 2, "--acceptance takes a share"),
     (["{llama}", "--prompt", "x"], 2, "--prompt: 'x' is not a whole number"),
     (["{llama}", "--min-context", "abc"], 2, "--min-context: 'abc' is not a whole number"),
     (["{llama}", "--window-budget", "abc"], 2, "--window-budget: 'abc' is not a size"),
@@ -844,6 +850,26 @@ def test_min_speed_out_of_reach_exits_with_3_and_fits(
     assert (answer["min_speed"], answer["is_fast_enough"]) == (900, False)
     code, out, _ = run_check(capsys, *argv, "20", "--json")
     assert (code, json.loads(out)["is_fast_enough"]) == (0, True)
+
+
+def test_acceptance_shows_the_speed_with_the_draft_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ("qwen3-32b", "--device", "RTX 4090", "-md", "qwen3-0.6b")
+    _, out, _ = run_check(capsys, *argv)
+    assert "--acceptance 70% shows the speed if 70 % are" in " ".join(out.split())
+    _, out, _ = run_check(capsys, *argv, "--acceptance", "70%")
+    assert "with the draft model at 70 % acceptance about " in " ".join(out.split())
+    drafting: dict[str, Any] = {}
+    for acceptance in ("0", "0.7", "100%"):
+        _, out, _ = run_check(capsys, *argv, "--acceptance", acceptance, "--json")
+        speed = json.loads(out)["speed"]
+        drafting[acceptance] = speed["speculative"]
+    assert drafting["0"]["typical"] < speed["typical"] < drafting["0.7"]["typical"]
+    assert drafting["0.7"]["typical"] < drafting["100%"]["typical"] < 4 * speed["typical"]
+    slow, fast = drafting["0.7"]["decode"]
+    assert slow < drafting["0.7"]["typical"] < fast
+    assert (drafting["0.7"]["acceptance"], drafting["0.7"]["draft_tokens"]) == (0.7, 3)
 
 
 def test_why_has_the_time_to_the_first_word_of_a_prompt(

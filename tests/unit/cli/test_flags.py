@@ -24,6 +24,7 @@ COMMANDS_OF: dict[str, set[str]] = {
     "--users": {"check", "plan", "recommend", "search", "compare", "estimate", "serve"},
     "--min-context": {"check", "plan", "recommend", "search", "compare", "run", "serve"},
     "--min-speed": {"check", "plan", "recommend", "search"},
+    "--acceptance": {"check", "plan"},
     "--job": {"check", "plan", "recommend", "search"},
     "-c": {"check", "plan", "recommend", "search", "compare", "estimate", "verify", "run", "serve"},
     "-ctk": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},

@@ -199,6 +199,33 @@ def test_context_beyond_the_native_one_is_planned_and_marked(
     assert f" at {context} (beyond the model's native 40K)" in answer["headline"]
 
 
+def test_acceptance_shows_the_speed_with_the_proposed_draft_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ("qwen3-32b", "--device", "H100", "--ram", "64G")
+    _, out, _ = run_plan(capsys, *argv, "--why")
+    assert "--acceptance 70% shows the speed if 70 % are" in " ".join(out.split())
+    _, out, _ = run_plan(capsys, *argv)
+    assert "--acceptance" not in out
+    _, out, _ = run_plan(capsys, *argv, "--acceptance", "0.7")
+    assert "with the draft model at 70 % acceptance about " in " ".join(out.split())
+    _, out, _ = run_plan(capsys, *argv, "--acceptance", "0.7", "--json")
+    speed = json.loads(out)["speed"]
+    assert speed["typical"] < speed["speculative"]["typical"] < 4 * speed["typical"]
+    _, out, _ = run_plan(
+        capsys, "qwen3-32b", "--device", "RTX 3060", "--ram", "64G", "--acceptance", "0.7"
+    )
+    assert "no draft model fits next to the model, so --acceptance changes nothing" in out
+    code, _, err = run_plan(capsys, "qwen3-0.6b", *argv[1:], "--acceptance", "0.7")
+    assert code == 2
+    assert (
+        "no draft model is known for qwen3-0.6b: name one with edgekit check MODEL -md MODEL" in err
+    )
+    code, _, err = run_plan(capsys, *argv, "--engine", "vllm", "--acceptance", "0.7")
+    assert code == 2
+    assert "no draft model is proposed for vllm: leave it out" in err
+
+
 # --- errors
 
 
@@ -215,6 +242,9 @@ def test_context_beyond_the_native_one_is_planned_and_marked(
         (["--engine", "vllm", "-ngl", "3"], 2, "is a flag of llama.cpp"),
         (["--min-context", "-1"], 2, "--min-context"),
         (["--min-speed", "nan"], 2, "--min-speed takes tokens per second above 0"),
+        (["--acceptance", "1.1"], 2, "--acceptance takes a share from 0 to 100%"),
+        (["--acceptance", "70%", "--no-drafter"], 2, "--no-drafter leaves out the draft model: give one of the two"),
+        (["--acceptance", "70%", "--users", "2"], 2, "leave out --users"),
         (["--prompt", "0"], 2, "--prompt: must be at least 1 (got 0)"),
         (["--mmproj", "x.gguf"], 2, "use edgekit check MODEL --mmproj FILE, which counts"),
         (["--for", "nobody"], 2, "--for: no command for 'nobody'"),

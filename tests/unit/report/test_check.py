@@ -304,6 +304,7 @@ def test_check_json_has_the_headline_speed_and_choices() -> None:
     assert document["speed"] == {
         "typical": 37.95, "decode": [24.0, 60.0], "prefill": [900.0, 3600.0], "prefill_typical": 1800.0,
         "interval": 0.8, "basis": "modelled", "because": "a token reads 8 GiB",
+        "users": None, "speculative": None,
     }  # fmt: skip
     bare = check_json(check_from_lines())
     assert (bare["quantization"], bare["cache"], bare["speed"]) == (None, None, None)

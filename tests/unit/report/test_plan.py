@@ -293,4 +293,5 @@ def test_plan_json_is_null_for_unknown_values() -> None:
     assert plan_json(one_card())["speed"] == {
         "typical": 36.07, "decode": [24.6, 52.9], "prefill": [940.0, 3721.0], "prefill_typical": 1870.22,
         "interval": 0.8, "steady": 36.0, "basis": "modelled", "because": "a token reads 15.40 GiB",
+        "users": None, "speculative": None,
     }  # fmt: skip

@@ -9,25 +9,38 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.plan.tasks import LLAMA, gguf
 from tests.unit.report.plans import experts_in_ram, one_card
-from tests.unit.report.verdicts import MACHINE, check_from_lines
+from tests.unit.report.verdicts import LINES, MACHINE, check_from_lines, line
 
-from edgekit.bill.types import Speed, Verdict
+from edgekit.bill.types import (
+    OWN_LAYERS,
+    Component,
+    Drafter,
+    Load,
+    Speculation,
+    Speed,
+    Verdict,
+)
 from edgekit.bill.waits import NVME_BYTES_PER_S, LoadTime, first_token, load_time
 from edgekit.report.check import check_text, headline, offload_words
 from edgekit.report.plan import plan_json, plan_text
 from edgekit.report.speed import (
+    ASK_ACCEPTANCE,
     first_token_words,
     load_words,
     rate_words,
+    shared_rows,
     shortfall_words,
+    speculation_rows,
+    speed_json,
     speed_notes,
     speed_row,
     wait_rows,
     waits_json,
 )
 from edgekit.report.tables import check_table
-from edgekit.units import Basis, min_speed_words
+from edgekit.units import GIB, Basis, min_speed_words
 
 SPEED = Speed(decode=(31.0, 46.0), prefill=(1300.0, 2700.0), because="a token reads 15.40 GiB")
 
@@ -187,3 +200,68 @@ def test_plan_says_what_offloading_costs() -> None:
     document = plan_json(plan)
     assert document["on_gpu_tokens_per_s"] == round(plan.on_gpu_tokens_per_s, 2)
     assert plan_json(one_card())["on_gpu_tokens_per_s"] is None
+
+
+# -- several users -------------------------------------------------------------------------------
+
+EACH = Speed(decode=(15.0, 29.0), prefill=None, because="")
+EIGHT: dict[str, Any] = {"load": Load(sequences=8), "speed_at": lambda moment: EACH}
+
+
+def test_speed_row_with_several_users() -> None:
+    # the geometric mean of 15 and 29 is 20.86, times 8 is 166.9
+    words = "with 8 users at once about 21 tokens/s each (15-29), 170 together"
+    assert [*shared_rows(verdict(**EIGHT))] == [words]
+    for why in (False, True):
+        assert words in " ".join(
+            check_text(check_from_lines(speed=SPEED, **EIGHT), why=why).split()
+        )
+    assert words not in headline(verdict(**EIGHT))
+    assert [*shared_rows(verdict())] == []
+
+
+def test_speed_json_with_several_users() -> None:
+    answer = speed_json(verdict(**EIGHT))
+    assert answer is not None
+    each = {"typical": 20.86, "decode": [15.0, 29.0]}
+    assert answer["users"] == {"count": 8, "each": each, "together": 166.85}
+    alone = speed_json(verdict())
+    assert alone is not None
+    assert alone["users"] is None
+    assert speed_json(verdict(speed=None)) is None
+
+
+# -- a draft model -------------------------------------------------------------------------------
+
+
+def drafting(drafter: Drafter, decode: tuple[float, float]) -> Speculation:
+    speed = Speed(decode=decode, prefill=None, because="")
+    return Speculation(drafter=drafter, acceptance=0.705, draft_tokens=3, speed=speed)
+
+
+def test_speed_row_with_a_draft_model() -> None:
+    small, own = Drafter(name="small", model=gguf(LLAMA)), Drafter(name=OWN_LAYERS)
+    (words,) = speculation_rows(verdict(speculation=drafting(small, (40.0, 90.0))))
+    assert words == "with the draft model at 70.5 % acceptance about 60 tokens/s (40-90)"
+    (words,) = speculation_rows(verdict(speculation=drafting(own, (20.0, 45.0))))
+    assert words == (
+        "with its own prediction layers at 70.5 % acceptance about 30 tokens/s (20-45), slower than without"
+    )
+
+
+def test_draft_model_without_an_acceptance_says_how_to_ask() -> None:
+    drafter = line(Component.WEIGHTS, GIB, part="drafter")
+    result = check_from_lines(lines=(*LINES, drafter), speed=SPEED).result
+    assert [*speculation_rows(result)] == [ASK_ACCEPTANCE]
+    assert [*speculation_rows(verdict())] == []
+    assert [*speculation_rows(verdict(), has_drafter=True)] == [ASK_ACCEPTANCE]
+    assert [*speculation_rows(verdict(speed=None), has_drafter=True)] == []
+
+
+def test_speed_json_with_a_draft_model() -> None:
+    drafter = Drafter(name="small", model=gguf(LLAMA))
+    answer = speed_json(verdict(speculation=drafting(drafter, (40.0, 90.0))))
+    assert answer is not None
+    assert answer["speculative"] == {
+        "acceptance": 0.705, "draft_tokens": 3, "typical": 60.0, "decode": [40.0, 90.0],
+    }  # fmt: skip

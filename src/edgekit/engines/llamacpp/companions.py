@@ -37,6 +37,11 @@ UNREAD_WITHIN = 0.5
 ADAPTER_WITHIN = 1.0
 
 
+def draft_tokens(setup: Setup) -> int:
+    """How many tokens are drafted at a time; 0 without a drafter."""
+    return LlamaCppSetup.of(setup).draft_max
+
+
 def with_drafter(task: Task, drafter: Model | None, mix: str | None) -> Task:
     """The task with speculative decoding. `drafter`: None if the model's own prediction layers draft."""
     setup = LlamaCppSetup.of(task.start.setup or default_setup())

@@ -17,6 +17,7 @@ from edgekit.engines.llamacpp.types import (
     LlamaCppSetup,
     SplitMode,
 )
+from edgekit.engines.speculation import modelled_speculation
 from edgekit.engines.speed import (
     MeasuredRatio,
     SequenceRun,
@@ -25,11 +26,12 @@ from edgekit.engines.speed import (
     speed_bound,
     weights_format,
 )
-from edgekit.engines.token_reads import ActiveWeights, TokenReads, token_reads
+from edgekit.engines.token_reads import ActiveWeights, TokenReads, prediction_reads, token_reads
 from edgekit.machine.types import Machine, Pool, PoolKind
-from edgekit.model.types import Model
+from edgekit.model.types import Model, attention_of
 from edgekit.units import MIB
 
+DRAFTER = "drafter"  # the part of a bill's lines
 # The least that a calibrated model must read per token: a smaller one may be read from CPU caches.
 LEAST_READ_BYTES = 256 * MIB
 # A calibration is void if the memory bandwidth has changed by more than this share.
@@ -41,6 +43,38 @@ def speed(task: Task, placement: Placement, bill: MemoryEstimate, moment: Moment
         replace(task.machine, devices=placement.cards), LlamaCppSetup.of(placement.setup)
     )
     return modelled_speed(run_of(task, placement, bill), moment, measured)
+
+
+def speculative_speed(
+    task: Task, placement: Placement, bill: MemoryEstimate, moment: Moment
+) -> Speed | None:
+    """The speed with the task's drafter, which is in the bill."""
+    machine = replace(task.machine, devices=placement.cards)
+    setup, drafter = LlamaCppSetup.of(placement.setup), task.drafter
+    if drafter is None or task.acceptance is None:
+        return None
+    run = run_of(task, placement, bill)
+    if drafter.model is None:
+        drafts = prediction_run(run, bill)
+    else:
+        lines = (replace(line, part="") for line in bill.lines if line.part == DRAFTER)
+        its_bill, its_setup = replace(bill, lines=tuple(lines)), replace(setup, mix=drafter.mix)
+        drafts = sequence_run(drafter.model, task.load, its_setup, its_bill, machine)
+    return modelled_speculation(
+        run, drafts, moment, task.acceptance, measured_ratio(machine, setup)
+    )
+
+
+def prediction_run(run: SequenceRun, bill: MemoryEstimate) -> SequenceRun:
+    """The run of one of the model's own prediction blocks, which is like the last layer that attends."""
+    geometry = run.model.geometry
+    attending = [layer for layer in geometry.layers if attention_of(layer.mixer) is not None]
+    block = replace(geometry, layers=tuple(attending[-1:]))
+    return replace(
+        run,
+        model=Model(header=run.model.header, geometry=block),
+        reads=prediction_reads(run.reads, bill, outside=_reads_outside_layers),
+    )
 
 
 def run_of(task: Task, placement: Placement, bill: MemoryEstimate) -> SequenceRun:
@@ -80,8 +114,8 @@ def _reads_outside_layers(sizes: Mapping[Pool, float], weights: ActiveWeights) -
     """
     head_bytes = weights.outside_read
     on_devices = {pool: size for pool, size in sizes.items() if pool.kind is PoolKind.DEVICE}
-    # A device with at least half the head's bytes outside the layers is taken to hold the head.
-    is_head_on_device = any(size >= head_bytes / 2 for size in on_devices.values())
+    # Devices with at least half the head's bytes outside the layers are taken to hold the head; a row split divides it.
+    is_head_on_device = sum(on_devices.values()) >= head_bytes / 2
     most_on_host = 0.0 if is_head_on_device else head_bytes
     on_host = {
         pool: min(size, most_on_host) for pool, size in sizes.items() if pool not in on_devices

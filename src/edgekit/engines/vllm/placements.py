@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from edgekit.bill.types import Placement, Task
+from edgekit.bill.types import Load, Placement, Setup, Task
 from edgekit.engines.choices import devices_of, names_of
 from edgekit.engines.vllm.types import DEFAULT_UTILIZATION, Gpu, VllmSetup
 from edgekit.errors import HardwareError, UsageError
@@ -27,6 +27,14 @@ LEAST_SHARE = 0.2  # a smaller share of a GPU is not worth starting vLLM
 
 def devices(machine: Machine) -> tuple[Device, ...]:
     return devices_of(machine, (Vendor.NVIDIA,))
+
+
+def busy_users(load: Load, setup: Setup) -> int:
+    """As many as the caller asked for, with --users or --max-num-seqs.
+
+    The default of --max-num-seqs, 256, is only a limit: it says nothing about how many there will be.
+    """
+    return load.sequences or VllmSetup.of(setup).max_num_seqs or 1
 
 
 def check_runs(machine: Machine) -> None:
