@@ -112,6 +112,7 @@ KNOWN: dict[str, Start] = {
     "format.bf16.vulkan": Start(0.6, 0.3),  # no kernels of its own on many drivers
     "unpack_ops.cpu": Start(0.05, 0.3),  # per GFLOP: of cores, see below
     "token_us.vllm": Start(4.0, 0.5),
+    "users.vllm": Start(0.006, 0.8),  # of a card whose matrix units are fast
 }
 # How far the factor of a narrower case may move.
 BACKEND_FREEDOM = 0.3

@@ -333,10 +333,8 @@ def modelled_speed(
 
 def speed_range(typical: float, places: tuple[Place, ...], moment: Moment) -> tuple[float, float]:
     """The interval of a decoding speed."""
-    values = constants()
-    return _interval(
-        typical, values[f"spread.decode.{speed_kind(places, moment, values, is_prompt=False)}"]
-    )
+    kind = speed_kind(places, moment, is_prompt=False)
+    return _interval(typical, constants()[f"spread.decode.{kind}"])
 
 
 def _interval(typical: float, spread: float) -> tuple[float, float]:
