@@ -782,7 +782,7 @@ def add_verify(commands: Commands) -> None:
 _CALIBRATE_DESCRIPTION = """\
 Measures this machine and saves the results: memory bandwidth, the speed of the disk for temporary files, llama.cpp's
 memory overhead, and its speed. llama.cpp runs with MODEL, which must be on this machine, or else with a generated
-test model of 409 MiB that is deleted afterwards. Takes about half a minute.
+test model of 409 MiB that is deleted afterwards. Takes about twenty seconds.
 """
 _CALIBRATE_EXAMPLES = """
 examples:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice, product
 from pathlib import Path
 from string import ascii_lowercase
@@ -251,6 +252,7 @@ def write_test_model(path: Path, shape: Shape) -> None:
                 remaining -= out.write(pattern[:remaining])
 
 
+@lru_cache(1)  # for the size, then for the file
 def _test_header(shape: Shape) -> tuple[bytes, int]:
     """The header of the test model, and the size of its file."""
     words = list(islice(_words(), shape.vocabulary - 1))
