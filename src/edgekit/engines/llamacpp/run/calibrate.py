@@ -20,7 +20,7 @@ from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.process import ending_in_order
 from edgekit.engines.program import CalibrateRequest, EngineRun, ReportedSpeed
-from edgekit.engines.speed import modelled_speed
+from edgekit.engines.speed import constants_digest, modelled_speed
 from edgekit.errors import EngineError, UsageError
 from edgekit.machine.calibration import stored_text, today, watched
 from edgekit.machine.types import Device, EngineSpeed, Machine
@@ -156,4 +156,5 @@ def _pace(
         bandwidth_bytes_per_s=None if machine.host is None else machine.host.bandwidth_bytes_per_s,
         edgekit=__version__,
         date=today(),
+        constants=constants_digest(),
     )
