@@ -14,7 +14,13 @@ from edgekit.bill.types import Load, Moment
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.placements import backend_name, devices
 from edgekit.engines.llamacpp.run.binding import Pacing, VerifyMethod
-from edgekit.engines.llamacpp.run.generated import TEST_MODEL, Shape, file_bytes, write_test_model
+from edgekit.engines.llamacpp.run.generated import (
+    TEST_MODEL,
+    Shape,
+    file_bytes,
+    shape_name,
+    write_test_model,
+)
 from edgekit.engines.llamacpp.run.verification import verify_model
 from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
@@ -37,14 +43,17 @@ def measure(method: VerifyMethod, request: CalibrateRequest) -> EngineRun:
     """Runs llama.cpp with the model of the request, or with a generated test model."""
     if request.opened is not None:
         return _run(request, method, request.opened)
-    with ending_in_order(), _test_model(request) as opened:
-        return _run(request, method, opened)
+    shape: Shape = request.options.shape or Shape()
+    with ending_in_order(), _test_model(request, shape) as opened:
+        run = _run(request, method, opened)
+    if run.pace is None:
+        return run
+    return replace(run, pace=replace(run.pace, model=shape_name(shape), quant=shape.matrices))
 
 
 @contextmanager
-def _test_model(request: CalibrateRequest) -> Iterator[OpenModel]:
+def _test_model(request: CalibrateRequest, shape: Shape) -> Iterator[OpenModel]:
     """Writes and opens the test model, which is deleted afterwards."""
-    shape: Shape = request.options.shape or Shape()
     size = file_bytes(shape)
     with tempfile.TemporaryDirectory(
         prefix="edgekit-calibrate-", dir=request.options.folder, ignore_cleanup_errors=True
@@ -157,4 +166,6 @@ def _pace(
         edgekit=__version__,
         date=today(),
         constants=constants_digest(),
+        new_tokens=reported_speed.new_tokens,
+        backend=bill.backend,
     )
