@@ -180,14 +180,19 @@ def _card_name(cards: tuple[Device, ...]) -> str:
 def _known_card(card: Device) -> str:
     known = device_like(card.name, memory_bytes=card.total_bytes)
     if known is None:
-        return one_line(card.name, _MOST_NAME)
+        return _plain(card.name)
     is_this_size = abs(known.memory_bytes - card.total_bytes) * 10 <= known.memory_bytes
     return known.name if is_this_size else known.model
 
 
 def _processor_name(machine: Machine) -> str:
     known = processor_like(machine.processor) if machine.processor else None
-    return known.name if known is not None else one_line(machine.processor, _MOST_NAME)
+    return known.name if known is not None else _plain(machine.processor) or "unknown processor"
+
+
+def _plain(name: str) -> str:
+    """A driver's name without characters such as (R) in a circle."""
+    return one_line(name.encode("ascii", "ignore").decode(), _MOST_NAME)
 
 
 # -- privacy ---------------------------------------------------------------------------------

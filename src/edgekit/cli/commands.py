@@ -805,8 +805,9 @@ With --share the record is shown before it is written: processor, GPU, RAM, engi
 the machine, its user, files or folders. EdgeKit sends nothing; attach the file to an issue of the project to give it.
 FILE may have records already; any other file is left alone.
 
-exit codes: 0 measured (notes say what could not be), 2 usage, 4 no such model on this machine, or the result cannot be
-written, 5 MODEL is damaged, or llama.cpp is not installed or crashed (its last output is shown), 130 interrupted
+exit codes: 0 measured (notes say what could not be), 1 FILE cannot be written, 2 usage, or nothing to share, 4 no such
+model on this machine, or the result cannot be written, 5 MODEL is damaged, or llama.cpp is not installed or crashed
+(its last output is shown), 130 interrupted
 
 environment: EDGEKIT_DATA is the folder for the results, TMPDIR the folder for temporary files
 """

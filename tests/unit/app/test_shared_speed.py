@@ -92,6 +92,16 @@ def test_record_of_a_mac_names_its_size() -> None:
     assert (record["hardware"], record["vram_gb"], record["ram_gb"]) == ("M3 Max 64GB", None, 64)
 
 
+@pytest.mark.parametrize(
+    ("processor", "name"),
+    [("Intel\u00ae Zeon\u2122 X9000", "Intel Zeon X9000"), ("", "unknown processor")],
+)
+def test_record_of_an_unknown_processor(processor: str, name: str) -> None:
+    machine = replace(on(), processor=processor)
+    record = speed_record(machine, HOST, measured(machine, backend="cpu"))
+    assert (record["hardware"], record["cpu"]) == (name, name)
+
+
 def test_ram_is_rounded_to_whole_gib() -> None:
     machine = on("RTX 4090")
     assert machine.host is not None
