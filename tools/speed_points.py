@@ -2,7 +2,9 @@
 
 A point is a JSON object per line, as in the files that score_speed.py and fit_speed.py take: hardware, gpu_count,
 vram_gb, ram_gb, host_gb_s, cores, engine, backend, model, file, quant, context_depth, users, prompt_tokens,
-gen_tokens, ubatch, ngl, ncmoe, placement, e2e, pp_tok_s, tg_tok_s.
+gen_tokens, ubatch, ngl, ncmoe, placement, e2e, pp_tok_s, tg_tok_s. Optional: instructions (of the processor, with
+blanks between) and record (set by `edgekit calibrate --share`, which decodes after the prompt, so that the prompt is in
+the context).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.bill.types import Load, MemoryEstimate, Placement, Setup, Task, cache_type
 from edgekit.engines import engine_named
+from edgekit.engines.llamacpp.run.generated import generated_model, is_shape_name, read_shape
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, DeviceSlot, LlamaCppSetup
 from edgekit.engines.mlx.quantization import PLAIN, read_quantize
 from edgekit.engines.mlx.setups import MlxSetup, read_quant
@@ -108,7 +111,8 @@ def points_of(row: dict[str, Any]) -> Iterator[Point]:
         measured = row.get(key)
         if not measured:
             continue
-        filled = depth if is_prompt else depth + new_tokens // 2
+        before = prompt_tokens if row.get("record") else 0
+        filled = depth if is_prompt else depth + before + new_tokens // 2
         if is_prompt:
             prompt_tokens = prompt_tokens or 512
         task, placement, bill = _priced(row, engine, machine, filled + max(prompt_tokens, 512))
@@ -138,7 +142,9 @@ def machine_of(row: dict[str, Any]) -> Machine:
     bandwidth = row.get("host_gb_s")
     if bandwidth and not any(card.unified for card in machine.devices):
         host = replace(host, bandwidth_bytes_per_s=int(float(bandwidth) * GB))
-    return replace(machine, host=host, cores=row.get("cores") or machine.cores)
+    instructions = frozenset(str(row.get("instructions") or "").split()) or machine.instructions
+    cores = row.get("cores") or machine.cores
+    return replace(machine, host=host, cores=cores, instructions=instructions)
 
 
 @cache
@@ -242,8 +248,9 @@ def _priced(
     row: dict[str, Any], engine: str, machine: Machine, context: int
 ) -> tuple[Task, Placement, MemoryEstimate]:
     """The task, the placement and the bill of a row. Raises UnknownError if the engine refuses the model."""
-    resolved = model_named(row.get("model"), row.get("file"))
     quant, kv = str(row["quant"]), row.get("kv_type")
+    name, file = row.get("model"), row.get("file")
+    resolved = None if is_shape_name(str(name)) else model_named(name, file)
     users = int(row.get("users") or 1)
     load = Load(
         context_tokens=context * users,
@@ -261,14 +268,19 @@ def _priced(
             return _fitted(task, placement, row)
         return task, placement, engine_named(engine).estimate(model, load, setup)
     except EdgekitError as error:
-        raise UnknownError("set-up", f"{resolved.name} {quant} on {engine}: {error}") from error
+        raise UnknownError("set-up", f"{name or file} {quant} on {engine}: {error}") from error
 
 
 def _model_and_setup(
-    row: dict[str, Any], engine: str, resolved: ResolvedModel, count: int
+    row: dict[str, Any], engine: str, resolved: ResolvedModel | None, count: int
 ) -> tuple[Model, Setup]:
-    """The model as the engine loads it, and how it runs on `count` devices. Raises EdgekitError."""
+    """The model as the engine loads it, and how it runs on `count` devices. Raises EdgekitError. Without a resolved
+    model it is a generated one.
+    """
     quant = str(row["quant"])
+    if resolved is None:
+        shape = read_shape(str(row["model"]), quant)
+        return generated_model(shape), _llamacpp_setup(row, count, None)
     if engine == "llama.cpp":
         model, mix = _file_model(resolved, quant)
         return model, _llamacpp_setup(row, count, mix)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from edgekit.app.shared_speed import with_public_model
 from edgekit.engines import engine_named, startable
 from edgekit.engines.native.buffers import usable_cores
 from edgekit.engines.program import (
@@ -117,7 +118,8 @@ def calibrate(
         missing = f"{engine.name} was not measured: {error}; give a model to measure it with"
     results = Remembered()
     if run is not None:
-        results = worth_keeping(run.verification, run.machine, run.pace)
+        pace = with_public_model(run.pace, opened)
+        results = worth_keeping(run.verification, run.machine, pace)
         notes = (*notes, *run.notes, results.left_out)
     calibrated = Calibrated(
         host=host,

@@ -785,7 +785,7 @@ def add_verify(commands: Commands) -> None:
 _CALIBRATE_DESCRIPTION = """\
 Measures this machine and saves the results: memory bandwidth, the speed of the disk for temporary files, llama.cpp's
 memory overhead, and its speed. llama.cpp runs with MODEL, which must be on this machine, or else with a generated
-test model of 409 MiB that is deleted afterwards. Takes about half a minute.
+test model of 409 MiB that is deleted afterwards. Takes about twenty seconds.
 """
 _CALIBRATE_EXAMPLES = """
 examples:
@@ -794,6 +794,8 @@ examples:
   edgekit calibrate bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
   edgekit calibrate --list
   edgekit calibrate --remove
+  edgekit calibrate --share speeds.jsonl            # measure, and write a record that you can give to the project
+  edgekit calibrate --list --share speeds.jsonl     # a record of every speed that was saved on this machine
 
 Results are used for this machine from then on, never for another one given with --device: speeds use the measured
 memory bandwidth, llama.cpp's estimates get a line for its measured overhead, and `edgekit hardware` shows both.
@@ -802,8 +804,13 @@ install 'edgekit-models[llama]'); memory and disk speed need numpy (pip install 
 installed is skipped, and the report says so. llama.cpp's overhead is saved only for models with a vocabulary of 100,000
 tokens or more; the generated model has one.
 
-exit codes: 0 measured (notes say what could not be), 2 usage, 4 no such model on this machine, or the result cannot be
-written, 5 MODEL is damaged, or llama.cpp is not installed or crashed (its last output is shown), 130 interrupted
+With --share the record is shown before it is written: processor, GPU, RAM, engine, model and speeds, but no names of
+the machine, its user, files or folders. EdgeKit sends nothing; attach the file to an issue of the project to give it.
+FILE may have records already; any other file is left alone.
+
+exit codes: 0 measured (notes say what could not be), 1 FILE cannot be written, 2 usage, or nothing to share, 4 no such
+model on this machine, or the result cannot be written, 5 MODEL is damaged, or llama.cpp is not installed or crashed
+(its last output is shown), 130 interrupted
 
 environment: EDGEKIT_DATA is the folder for the results, TMPDIR the folder for temporary files
 """
@@ -814,13 +821,14 @@ def add_calibrate(commands: Commands) -> None:
         commands,
         "calibrate",
         run="measure:run_calibrate",
-        usage="edgekit calibrate [MODEL] [--json] | --list [--json] | --remove [--json]",
+        usage="edgekit calibrate [MODEL | --list] [--share FILE] [--json] | --remove [--json]",
         description=_CALIBRATE_DESCRIPTION,
         epilog=_CALIBRATE_EXAMPLES,
         options={
             "[MODEL]": "a GGUF model on this machine: path, hub id or name",
             **JSON,
             "--list": "list everything that was measured, on every machine",
+            "--share FILE": "add an anonymous record of the speed to FILE (-: standard output); sends nothing",
             "--remove": "delete everything that was measured",
         },
     )

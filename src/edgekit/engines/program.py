@@ -152,7 +152,7 @@ class CalibrateOptions:
     read_bytes: int | None = None  # of memory; None: 1 GiB, or an eighth of what is free
     read_seconds: float = 1.0
     shape: Any = None  # of the test model that the engine generates; None: its default shape
-    pace_seconds: float = 20.0
+    pace_seconds: float = 12.0
     folder: Path | None = None  # for the test model; None: the folder of temporary files
     busy_share: float = 0.25  # no speed is saved if other programs use more of the CPU
 

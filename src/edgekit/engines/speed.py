@@ -95,9 +95,13 @@ class Constants(Mapping[str, float]):
         return value * self.get(".".join((name, *keys)), 1.0) if len(keys) > 1 else value
 
 
+def _fitted_file() -> bytes:
+    return get_data("edgekit.engines", "speed.json") or b""
+
+
 @cache
 def _fitted() -> Any:
-    return json.loads(get_data("edgekit.engines", "speed.json") or b"")
+    return json.loads(_fitted_file())
 
 
 @cache
@@ -109,6 +113,14 @@ def constants() -> Constants:
 def measured_generations() -> dict[str, frozenset[str]]:
     """The generations of devices that the constants rest on, as `Place` names them, for "decode" and "prompt"."""
     return {word: frozenset(names) for word, names in _fitted()["measured"].items()}
+
+
+@cache
+def constants_digest() -> str:
+    """Identifies the constants: a measured speed is compared with the one that the same constants predicted."""
+    from hashlib import sha256  # takes 2 ms to import
+
+    return sha256(_fitted_file()).hexdigest()[:12]
 
 
 # -- processors and cards --------------------------------------------------------------------

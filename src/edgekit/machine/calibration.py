@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -115,9 +115,13 @@ def _rows(kind: type[T], data: object, most: int) -> tuple[T, ...]:
 
 
 def _row(kind: type[T], data: object) -> T:
-    """A dataclass from its JSON; the type of each field says what its value must be."""
-    types = {column.name: str(column.type) for column in fields(kind)}  # type: ignore[arg-type] # all are dataclasses
-    if not isinstance(data, dict) or set(data) != set(types):
+    """A dataclass from its JSON; the type of each field says what its value must be. Fields with a default may be
+    missing: earlier versions did not write them all.
+    """
+    columns = fields(kind)  # type: ignore[arg-type] # all are dataclasses
+    types = {column.name: str(column.type) for column in columns}
+    required = {column.name for column in columns if column.default is MISSING}
+    if not isinstance(data, dict) or not required <= set(data) <= set(types):
         raise ValueError(f"{kind.__name__}: other names than {', '.join(sorted(types))}")
     values = dict(data)
     for name, value in data.items():

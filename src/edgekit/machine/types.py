@@ -260,7 +260,7 @@ class HostMeasured:
 class EngineSpeed:
     """The measured speed of an engine with one model, and the speed that was expected.
 
-    The expectation holds for one version of EdgeKit and one bandwidth only.
+    The expectation holds for one set of constants and one bandwidth only.
     """
 
     label: str
@@ -271,8 +271,14 @@ class EngineSpeed:
     expected_decode: float | None  # middle of the modelled range; None: the device is not modelled
     expected_prefill: float | None
     bandwidth_bytes_per_s: int | None  # of the RAM, as used by the speed model
-    edgekit: str
+    edgekit: str  # the version that measured it
     date: str
+    # What earlier versions of EdgeKit did not store; empty: unknown.
+    constants: str = ""  # of the speed model: see engines/speed.py
+    new_tokens: int = 0
+    backend: str = ""  # "cuda"
+    model: str = ""  # its name in EdgeKit's index, or the shape of a generated model
+    quant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

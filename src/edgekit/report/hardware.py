@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 from edgekit.engines import every_engine
 from edgekit.engines.protocol import Engine
+from edgekit.engines.speed import constants_digest
 from edgekit.errors import HardwareError
 from edgekit.machine.devices import RaisedLimit, listed_devices, raised_limit
 from edgekit.machine.types import (
@@ -223,6 +224,8 @@ def engine_rows(engine: EngineMeasured) -> Iterator[str]:
             f"{with_count(speed.prompt_tokens, 'token')}: {speed.label}, "
             f"{format_bytes(speed.bytes_per_token)} per token, {speed.date}{expected}"
         )
+        if speed.constants != constants_digest():
+            yield "this speed is not used: the speed model has changed since; run `edgekit calibrate` again"
 
 
 def measured_rate(tokens_per_s: float) -> str:

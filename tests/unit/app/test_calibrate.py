@@ -15,7 +15,6 @@ import pytest
 from tests import tiny_llama
 from tests.unit.plan.machines import cards
 
-from edgekit import __version__
 from edgekit.app import calibrate as app_calibrate
 from edgekit.app.calibrate import (
     calibrate,
@@ -35,7 +34,7 @@ from edgekit.engines.llamacpp.run.generated import Shape, write_test_model
 from edgekit.engines.llamacpp.speed import LEAST_READ_BYTES, fastest_tokens_per_s, measured_ratio
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.program import CalibrateOptions, ComparedRow, MeasuredBytes
-from edgekit.engines.speed import GB, host_speed
+from edgekit.engines.speed import GB, constants_digest, host_speed
 from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError
 from edgekit.machine import calibration
 from edgekit.machine.calibration import (
@@ -212,6 +211,7 @@ def test_calibrate_measures_the_speed_of_llama_cpp(measured: tuple[Any, Path, li
     assert pace.bandwidth_bytes_per_s == result.host.bandwidth_bytes_per_s
     assert pace.expected_decode > 0
     assert pace.expected_prefill > 0
+    assert pace.constants == constants_digest()
 
 
 def test_calibrate_saves_what_detect_reads(
@@ -447,8 +447,9 @@ def _pace(**values: Any) -> EngineSpeed:
         "expected_decode": 10.0,
         "expected_prefill": 200.0,
         "bandwidth_bytes_per_s": 60 * GB,
-        "edgekit": __version__,
+        "edgekit": "0.0",  # an older release with the same constants
         "date": DAY,
+        "constants": constants_digest(),
     }
     return EngineSpeed(**(usual | values))
 
@@ -555,7 +556,8 @@ def test_plan_speed_uses_the_measured_bandwidth_and_speed(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "stale",
     [
-        {"edgekit": "0"},  # another version predicts other speeds
+        {"constants": ""},  # saved by a version that did not store them
+        {"constants": "0" * 12},  # the constants were fitted again
         {"bandwidth_bytes_per_s": 50 * GB},  # the bandwidth has changed
         {"bandwidth_bytes_per_s": None},
         {"bytes_per_token": LEAST_READ_BYTES - 1},  # a CPU cache may have held the model
@@ -564,7 +566,7 @@ def test_plan_speed_uses_the_measured_bandwidth_and_speed(monkeypatch: pytest.Mo
 )
 def test_outdated_speed_is_not_used(monkeypatch: pytest.MonkeyPatch, stale: dict[str, Any]) -> None:
     setup = LlamaCppSetup()
-    assert measured_ratio(with_calibration(monkeypatch, edgekit=__version__), setup)
+    assert measured_ratio(with_calibration(monkeypatch, label="another model"), setup)
     assert measured_ratio(with_calibration(monkeypatch, **stale), setup) is None
 
 

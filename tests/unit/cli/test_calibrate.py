@@ -28,6 +28,7 @@ from edgekit.cli import main
 from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run.generated import Shape, write_test_model
 from edgekit.engines.program import CalibrateOptions
+from edgekit.engines.speed import constants_digest
 from edgekit.machine import calibration
 from edgekit.machine.calibration import (
     NAME,
@@ -176,6 +177,23 @@ def test_list_text(saved: Calibration, data: Path, run_edgekit: RunEdgekit) -> N
     assert "90.00 MiB of RAM in addition to the estimate (1 run, 2026-11-16, highest with a model)" in text  # fmt: skip
     assert "3.5 tokens/s, 40.2 tokens/s for a prompt of 512 tokens: a model, 4.00 GiB per token" in text  # fmt: skip
     assert "a model: compute 10.00 MiB predicted, 20.00 MiB in llama.cpp 0.6.0" in text
+
+
+@pytest.mark.parametrize("command", [("calibrate", "--list"), ("hardware",)])
+@pytest.mark.parametrize(("constants", "notes"), [("", 1), (constants_digest(), 0)])
+def test_speed_of_other_constants_is_noted(
+    saved: Calibration,
+    run_edgekit: RunEdgekit,
+    command: tuple[str, ...],
+    constants: str,
+    notes: int,
+) -> None:
+    pace = replace(PACE, constants=constants)
+    engines = tuple(replace(engine, pace=pace) for engine in saved.engines)
+    change_calibration(lambda old: replace(old, engines=engines))
+    out = " ".join(run_edgekit(*command)[1].split())
+    assert "3.5 tokens/s" in out
+    assert out.count("this speed is not used: the speed model has changed since") == notes
 
 
 def test_list_json(saved: Calibration, run_edgekit: RunEdgekit) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,9 @@ from tests.recorded import config_header, engine_models, rows
 from tests.thoroughness import LONG
 from tests.unit.plan.machines import cards, cpu
 
-from edgekit import __version__
 from edgekit.bill.types import Load, Moment, Placement, Speed, Task
 from edgekit.engines import engine_named
+from edgekit.engines import speed as speed_model
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import (
@@ -29,6 +31,7 @@ from edgekit.engines.speed import (
     CORE_BYTES_PER_S,
     MeasuredRatio,
     constants,
+    constants_digest,
     host_speed,
     modelled_speed,
 )
@@ -199,6 +202,14 @@ def test_longer_prompt_takes_longer(name: str, prompt: int, filled: int) -> None
     assert short.typical_prefill is not None
     assert long.typical_prefill is not None
     assert (prompt + 64) / long.typical_prefill > prompt / short.typical_prefill
+
+
+def test_constants_digest_changes_with_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = Path(speed_model.__file__).with_name("speed.json").read_bytes()
+    assert constants_digest() == hashlib.sha256(content).hexdigest()[:12]
+    refitted = content.replace(b'"weights": ', b'"weights": 1', 1)
+    monkeypatch.setattr(speed_model, "_constants_file", lambda: refitted)
+    assert constants_digest.__wrapped__() != constants_digest()
 
 
 def test_constants_are_positive_and_intervals_contain_their_typical_value() -> None:
@@ -413,8 +424,9 @@ def test_calibration_scales_llama_cpp_but_not_vllm() -> None:
         expected_decode=10.0,
         expected_prefill=200.0,
         bandwidth_bytes_per_s=None,
-        edgekit=__version__,
+        edgekit="0.1",
         date="2026-11-16",
+        constants=constants_digest(),
     )
     measurement = EngineMeasured(
         engine="llama.cpp",

@@ -121,6 +121,20 @@ def test_forget_calibration_removes_the_file(folder: Path) -> None:
     assert read_calibration() == Stored()
 
 
+def test_file_of_an_earlier_version_is_read(folder: Path) -> None:
+    """It lacks the fields that were added later; they have their defaults."""
+    added = ("constants", "new_tokens", "backend", "model", "quant")
+    change_calibration(lambda _: ALL)
+    content = json.loads((folder / NAME).read_text())
+    pace = content["engines"][0]["pace"]
+    assert all(not pace.pop(name) for name in added)
+    plant(folder, json.dumps(content).encode())
+    assert read_calibration() == Stored(calibration=ALL)
+    del pace["edgekit"]
+    plant(folder, json.dumps(content).encode())
+    assert "EngineSpeed: other names than" in read_calibration().problem
+
+
 # -- damage ----------------------------------------------------------------------------------
 
 

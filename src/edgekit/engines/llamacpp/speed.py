@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from edgekit import __version__
 from edgekit.bill.types import Load, MemoryEstimate, Moment, Placement, Speed, Task
 from edgekit.engines.llamacpp.estimate import NAME, as_loaded
 from edgekit.engines.llamacpp.placements import backend_name, devices
@@ -21,6 +20,7 @@ from edgekit.engines.speculation import modelled_speculation
 from edgekit.engines.speed import (
     MeasuredRatio,
     SequenceRun,
+    constants_digest,
     largest_cards,
     modelled_speed,
     speed_bound,
@@ -133,8 +133,8 @@ def fastest_tokens_per_s(read_bytes: float, held_bytes: int, machine: Machine) -
 
 def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | None:
     """Measured speed divided by modelled speed, from a calibration of this machine with everything on the same cards
-    or on the CPU. None if no calibration applies: the calibrated model fits CPU caches, or EdgeKit or the memory
-    bandwidth has changed since.
+    or on the CPU. None if no calibration applies: the calibrated model fits CPU caches, or the constants or the memory
+    bandwidth have changed since.
     """
     if machine.measured is None or machine.what_if:
         return None
@@ -157,7 +157,8 @@ def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | No
     bandwidth = None if machine.host is None else machine.host.bandwidth_bytes_per_s
     bandwidth_now, bandwidth_then = bandwidth or 0, pace.bandwidth_bytes_per_s or 0
     has_changed = abs(bandwidth_now - bandwidth_then) > BANDWIDTH_OFF * bandwidth_then
-    if has_changed or pace.edgekit != __version__ or pace.bytes_per_token < LEAST_READ_BYTES:
+    is_void = has_changed or pace.constants != constants_digest()
+    if is_void or pace.bytes_per_token < LEAST_READ_BYTES:
         return None
     prefill = pace.expected_prefill
     return MeasuredRatio(

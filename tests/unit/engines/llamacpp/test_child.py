@@ -11,6 +11,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.runtime_engines import small_model
 
+from edgekit.engines.llamacpp import child
 from edgekit.engines.llamacpp.child import make_parameters
 from edgekit.engines.llamacpp.run.binding import NO_DEVICES, start_child
 
@@ -100,3 +101,54 @@ def test_running_child_has_not_imported_edgekit(tmp_path: Path, job: str) -> Non
     assert message is not None, log
     imported = [line.split()[1] for line in log if line.startswith("imported ")]
     assert imported == ["xllamacpp"]
+
+
+class Engine:
+    """A server that reads and writes tokens at fixed speeds, by a clock of its own."""
+
+    def __init__(self, read_per_s: float, write_per_s: float) -> None:
+        self.read_per_s, self.write_per_s = read_per_s, write_per_s
+        self.now_s = 0.0
+
+    def handle_completions(self, body: dict[str, Any]) -> dict[str, Any]:
+        read, written = len(body["prompt"]), body["n_predict"]
+        self.now_s += read / self.read_per_s + written / self.write_per_s
+        timings = {
+            "prompt_n": read,
+            "prompt_per_second": self.read_per_s,
+            "predicted_n": written,
+            "predicted_per_second": self.write_per_s,
+        }
+        return {"choices": [], "timings": timings}
+
+
+@pytest.mark.parametrize(
+    ("engine", "prompt_tokens", "new_tokens", "runs"),
+    [
+        (Engine(5000.0, 100.0), 512, 32, 5),  # a fast machine: five runs of 0.4 s
+        (
+            Engine(56.0, 12.0),
+            84,
+            18,
+            3,
+        ),  # 1.2 s for the first, then an eighth of 12 s for each part
+        (Engine(8.0, 2.0), 32, 8, 1),  # 8 s for the first, and 8 s are more than is left
+    ],
+)
+def test_measure_speed_keeps_to_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+    engine: Engine,
+    prompt_tokens: int,
+    new_tokens: int,
+    runs: int,
+) -> None:
+    monkeypatch.setattr(child, "time", SimpleNamespace(monotonic=lambda: engine.now_s))
+    monkeypatch.setattr(child, "_memory", lambda *_: {})
+    limits = {"vocabulary": 99, "prompt_tokens": 512, "new_tokens": 32, "times": 5, "seconds": 12.0}
+    messages: list[dict[str, Any]] = []
+    child._measure_speed(engine, limits, "m.gguf", lambda **message: messages.append(message))
+    timed = [message["speed_run"] for message in messages if message]
+    assert [(run["prompt_n"], run["predicted_n"]) for run in timed] == [
+        (prompt_tokens, new_tokens)
+    ] * runs
+    assert runs == 1 or engine.now_s <= 12

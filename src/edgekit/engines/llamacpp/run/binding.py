@@ -132,7 +132,7 @@ class Pacing:
     prompt_tokens: int = 512  # at most; fewer if that would take too long
     new_tokens: int = 32
     times: int = 5
-    seconds: float = 20.0  # for all runs; at least one is done
+    seconds: float  # for all runs; at least one is done
 
 
 def has_xllamacpp() -> bool:

@@ -14,13 +14,19 @@ from edgekit.bill.types import Load, Moment
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.placements import backend_name, devices
 from edgekit.engines.llamacpp.run.binding import Pacing, VerifyMethod
-from edgekit.engines.llamacpp.run.generated import TEST_MODEL, Shape, file_bytes, write_test_model
+from edgekit.engines.llamacpp.run.generated import (
+    TEST_MODEL,
+    Shape,
+    file_bytes,
+    shape_name,
+    write_test_model,
+)
 from edgekit.engines.llamacpp.run.verification import verify_model
 from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.process import ending_in_order
 from edgekit.engines.program import CalibrateRequest, EngineRun, ReportedSpeed
-from edgekit.engines.speed import modelled_speed
+from edgekit.engines.speed import constants_digest, modelled_speed
 from edgekit.errors import EngineError, UsageError
 from edgekit.machine.calibration import stored_text, today, watched
 from edgekit.machine.types import Device, EngineSpeed, Machine
@@ -37,14 +43,17 @@ def measure(method: VerifyMethod, request: CalibrateRequest) -> EngineRun:
     """Runs llama.cpp with the model of the request, or with a generated test model."""
     if request.opened is not None:
         return _run(request, method, request.opened)
-    with ending_in_order(), _test_model(request) as opened:
-        return _run(request, method, opened)
+    shape: Shape = request.options.shape or Shape()
+    with ending_in_order(), _test_model(request, shape) as opened:
+        run = _run(request, method, opened)
+    if run.pace is None:
+        return run
+    return replace(run, pace=replace(run.pace, model=shape_name(shape), quant=shape.matrices))
 
 
 @contextmanager
-def _test_model(request: CalibrateRequest) -> Iterator[OpenModel]:
+def _test_model(request: CalibrateRequest, shape: Shape) -> Iterator[OpenModel]:
     """Writes and opens the test model, which is deleted afterwards."""
-    shape: Shape = request.options.shape or Shape()
     size = file_bytes(shape)
     with tempfile.TemporaryDirectory(
         prefix="edgekit-calibrate-", dir=request.options.folder, ignore_cleanup_errors=True
@@ -156,4 +165,7 @@ def _pace(
         bandwidth_bytes_per_s=None if machine.host is None else machine.host.bandwidth_bytes_per_s,
         edgekit=__version__,
         date=today(),
+        constants=constants_digest(),
+        new_tokens=reported_speed.new_tokens,
+        backend=bill.backend,
     )

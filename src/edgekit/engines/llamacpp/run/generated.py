@@ -9,22 +9,27 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from itertools import islice, product
 from pathlib import Path
 from string import ascii_lowercase
 
 from edgekit.engines.llamacpp.types import pad
 from edgekit.engines.process import ending_in_order
-from edgekit.errors import EngineError, HeaderError, UsageError
+from edgekit.errors import EngineError, HeaderError, UsageError, one_line
+from edgekit.formats import read_header
 from edgekit.formats.cursor import read_shards
 from edgekit.formats.dtype import by_name
 from edgekit.formats.gguf import read_gguf
 from edgekit.formats.types import ModelHeader, Tensor, Value
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 from edgekit.sources.types import ByteSource, Container, ModelFile, ModelFiles, Origin
 from edgekit.units import KIB, MIB, format_bytes
 
@@ -154,13 +159,16 @@ def generated_files(header: ModelHeader, *, label: str) -> ModelFiles:
         keys.setdefault(f"{architecture}.vocab_size", embedding.shape[0])
     packed = [_pack_key(name, value) for name, value in keys.items()]
     raw, size_bytes = _gguf_header(packed, header.tensors)
-    file = HollowFile(name=f"{label}.gguf", header=raw, size_bytes=size_bytes)
+    return _one_file(HollowFile(name=f"{label}.gguf", header=raw, size_bytes=size_bytes), label)
+
+
+def _one_file(file: HollowFile, label: str) -> ModelFiles:
     return ModelFiles(
         reference=label,
         label=label,
         origin=Origin.CATALOG,
         container=Container.GGUF,
-        weights=(ModelFile(name=file.name, open=lambda: file, size_bytes=size_bytes),),
+        weights=(ModelFile(name=file.name, open=lambda: file, size_bytes=file.size_bytes),),
     )
 
 
@@ -234,6 +242,60 @@ class Shape:
     matrices: str = "Q4_K"
 
 
+_SHAPE_NAME = "generated:"
+# A header of the largest shape takes 20 MB. llama.cpp's own vocabularies end at 262,144 tokens.
+_LARGEST = Shape(
+    layers=256,
+    width=16_384,
+    inner=65_536,
+    heads=256,
+    kv_heads=256,
+    vocabulary=400_000,
+    context=2**20,
+)
+
+
+def shape_name(shape: Shape) -> str:
+    """'generated:layers=8,width=2048,...': everything but the type of the matrices, which is the quantisation."""
+    sizes = asdict(shape)
+    del sizes["matrices"]
+    return _SHAPE_NAME + ",".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def is_shape_name(name: str) -> bool:
+    return name.startswith(_SHAPE_NAME)
+
+
+def read_shape(name: str, matrices: str) -> Shape:
+    """The shape of such a name. Raises UsageError if `shape_name` would not write it, or if it is too large."""
+    pairs = [pair.partition("=") for pair in name.removeprefix(_SHAPE_NAME).split(",")]
+    sizes = {key: int(size) for key, _, size in pairs if re.fullmatch("[1-9][0-9]{0,6}", size)}
+    largest = asdict(_LARGEST)
+    if not all(sizes.get(key, 0) <= largest[key] for key in largest if key != "matrices"):
+        raise UsageError(f"{one_line(name, 160)!r}: larger than any generated model")
+    try:
+        shape = Shape(**sizes, matrices=matrices)
+        is_valid = (
+            shape_name(shape) == name
+            and shape.width % shape.heads == shape.heads % shape.kv_heads == 0
+        )
+        tensors = list(_test_tensors(shape)) if is_valid else []
+    except (TypeError, HeaderError) as error:
+        raise UsageError(f"{one_line(name, 160)!r} is not the shape of a model: {error}") from error
+    if not tensors:
+        raise UsageError(f"{one_line(name, 160)!r} is not the shape of a generated model")
+    return shape
+
+
+@lru_cache(4)
+def generated_model(shape: Shape) -> Model:
+    """The test model as it is read from its file, without the file."""
+    raw, size_bytes = _test_header(shape)
+    file = HollowFile(name="made-up.gguf", header=raw, size_bytes=size_bytes)
+    header = read_header(_one_file(file, TEST_MODEL))
+    return Model(header=header, geometry=read_geometry(header))
+
+
 def file_bytes(shape: Shape) -> int:
     """The file's size on disk."""
     return _test_header(shape)[1]
@@ -251,6 +313,7 @@ def write_test_model(path: Path, shape: Shape) -> None:
                 remaining -= out.write(pattern[:remaining])
 
 
+@lru_cache(1)  # for the size, then for the file
 def _test_header(shape: Shape) -> tuple[bytes, int]:
     """The header of the test model, and the size of its file."""
     words = list(islice(_words(), shape.vocabulary - 1))

@@ -19,8 +19,11 @@ from edgekit.engines.llamacpp.run.generated import (
     file_bytes,
     files_of,
     generated_files,
+    generated_model,
     hollow_out,
     on_disk,
+    read_shape,
+    shape_name,
     write_test_model,
 )
 from edgekit.engines.llamacpp.speed import LEAST_READ_BYTES
@@ -228,3 +231,36 @@ def test_write_test_model_has_the_size_vocabulary_and_shape(tmp_path: Path) -> N
 
 def test_default_test_model_is_larger_than_a_cache() -> None:
     assert file_bytes(Shape()) == 428_612_000 > LEAST_READ_BYTES
+
+
+def test_shape_is_read_back_from_its_name(tmp_path: Path) -> None:
+    shape = Shape(layers=2, width=256, inner=512, heads=4, kv_heads=2, vocabulary=2048, context=256)
+    name = "generated:layers=2,width=256,inner=512,heads=4,kv_heads=2,vocabulary=2048,context=256"
+    assert shape_name(shape) == name
+    assert read_shape(name, "Q4_K") == shape
+    path = tmp_path / "generated.gguf"
+    write_test_model(path, shape)
+    model, read = generated_model(shape), open_model(path).model
+    assert model.geometry == read.geometry
+    assert model.header.tensors == read.header.tensors
+
+
+@pytest.mark.parametrize(
+    ("name", "matrices"),
+    [
+        ("generated:", "Q4_K"),
+        (shape_name(Shape()) + ",layers=9", "Q4_K"),
+        (shape_name(Shape()) + ",moons=1", "Q4_K"),
+        (shape_name(Shape(layers=0)), "Q4_K"),
+        (shape_name(Shape(layers=-1)), "Q4_K"),
+        (shape_name(Shape(layers=257)), "Q4_K"),
+        (shape_name(Shape(vocabulary=10**8)), "Q4_K"),
+        (shape_name(Shape(heads=3)), "Q4_K"),
+        (shape_name(Shape(heads=4, kv_heads=3)), "Q4_K"),
+        (shape_name(Shape(width=2049, heads=1, kv_heads=1)), "Q4_K"),
+        (shape_name(Shape()), "Q4_Z"),
+    ],
+)
+def test_read_shape_refuses_other_names(name: str, matrices: str) -> None:
+    with pytest.raises(UsageError, match="generated"):
+        read_shape(name, matrices)
