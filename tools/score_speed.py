@@ -1,8 +1,8 @@
 """How well EdgeKit predicts measured speeds, as a table.
 
-    python tools/score_speed.py POINTS.jsonl[.gz] [--worst N] [--json FILE] [--plot FILE.svg]
+    python tools/score_speed.py POINTS [--worst N] [--json FILE] [--plot FILE.svg]
 
-POINTS has a JSON object per line: see speed_points.py. An error is the size of ln(measured / typical); "inside" is the
+POINTS: JSON lines or a .tsv, see speed_rows.py. An error is the size of ln(measured / typical); "inside" is the
 share of points in the stated interval, which is meant for four of five; its width is fast end / slow end. A point of a
 model or a device that EdgeKit does not know is counted as such. Nothing is downloaded.
 """
@@ -21,7 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.speed_points import Point, UnknownError, machine_of, points_of, read_rows
+from tools.speed_points import Point, UnknownError, machine_of, points_of
+from tools.speed_rows import read_rows
 
 from edgekit.bill.types import Moment, Speed
 from edgekit.engines import engine_named
