@@ -1,10 +1,11 @@
 """How well EdgeKit predicts measured speeds, as a table.
 
-    python tools/score_speed.py POINTS [--worst N] [--json FILE] [--plot FILE.svg]
+    python tools/score_speed.py POINTS [--left-out] [--worst N] [--json FILE] [--plot FILE.svg]
 
 POINTS: JSON lines or a .tsv, see speed_rows.py. An error is the size of ln(measured / typical); "inside" is the
 share of points in the stated interval, which is meant for four of five; its width is fast end / slow end. A point of a
-model or a device that EdgeKit does not know is counted as such. Nothing is downloaded.
+model or a device that EdgeKit does not know is counted as such. With --left-out each machine is predicted by constants
+that are fitted to the other machines (this takes minutes). Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import json
 import math
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,7 @@ from tools.speed_rows import read_rows
 
 from edgekit.bill.types import Moment, Speed
 from edgekit.engines import engine_named
+from edgekit.engines.speed import constants, speed_kind
 from edgekit.errors import EdgekitError
 from edgekit.machine.types import PoolKind, Vendor
 
@@ -57,6 +59,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("points", type=Path)
+    parser.add_argument("--left-out", action="store_true", help="predict machines from the others")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="list the worst N points")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every point")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="predicted against measured")
@@ -67,19 +70,22 @@ def main() -> int:
         print(f"score_speed: {error}", file=sys.stderr)
         return 2
     scored, unknown = score(rows)
+    if arguments.left_out:
+        scored = left_out(scored)
     print(table(scored, unknown))
     for one in sorted(scored, key=lambda one: -abs(one.error))[: arguments.worst]:
         print(_line(one))
     if arguments.json is not None:
         arguments.json.write_text("".join(json.dumps(_record(one)) + "\n" for one in scored))
     if arguments.plot is not None:
-        from tools.speed_plot import plot
-
-        points = [
-            (one.point.measured, one.typical, one.group, one.point.is_prompt) for one in scored
-        ]
-        arguments.plot.write_text(plot(points))
+        arguments.plot.write_text(picture(scored))
     return 0
+
+
+def picture(scored: list[Scored]) -> str:
+    from tools.speed_plot import plot
+
+    return plot((one.point.measured, one.typical, one.group, one.point.is_prompt) for one in scored)
 
 
 def score(rows: Iterable[dict[str, object]]) -> tuple[list[Scored], Counter[str]]:
@@ -130,6 +136,30 @@ def scored_point(point: Point) -> Scored | None:
     elif point.row.get("ngl") is not None or point.row.get("ncmoe"):
         group = "split"
     return Scored(point=point, typical=typical, slow=slow, fast=fast, group=group)
+
+
+def left_out(scored: list[Scored]) -> list[Scored]:
+    """Each machine's points predicted by constants fitted to the other machines, with the interval for such a card."""
+    from tools.fit_speed import fit, left_out_errors, row_of
+
+    pairs = [(one, row) for one in scored if (row := row_of(one.point)) is not None]
+    rows = [row for _, row in pairs]
+    errors = left_out_errors(rows, fit(rows))
+    like: dict[tuple[bool, str, str], set[str]] = defaultdict(set)
+    keys = [
+        (row.point.is_prompt, row.places[0].backend, row.places[0].architecture) for row in rows
+    ]
+    for key, row in zip(keys, rows, strict=True):
+        like[key].add(row.point.machine)
+    results = []
+    for (one, row), key, error in zip(pairs, keys, errors, strict=True):
+        kind = speed_kind(row.places, row.moment, constants(), is_prompt=key[0])
+        if kind == "card" and len(like[key]) == 1:
+            kind = "new_card"
+        spread = constants()[f"spread.{'prompt' if key[0] else 'decode'}.{kind}"]
+        typical = one.point.measured / math.exp(error)
+        results.append(replace(one, typical=typical, slow=typical / spread, fast=typical * spread))
+    return results
 
 
 # -- the table -------------------------------------------------------------------------------
