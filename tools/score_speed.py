@@ -170,7 +170,7 @@ Choose = Callable[[Scored], bool]
 def table(scored: list[Scored], unknown: Counter[str]) -> str:
     """One row per kind of point."""
     lines = [
-        _counted(scored, unknown),
+        counted(scored, unknown),
         "",
         "| | points | error, median | error, p90 | measured / typical | width, median | inside |",
         "|---|---|---|---|---|---|---|",
@@ -179,21 +179,21 @@ def table(scored: list[Scored], unknown: Counter[str]) -> str:
     prompts = [one for one in scored if one.point.is_prompt]
     lines += [_row("decode", decoding), _row("prompts", prompts)]
     for word, group in (("decode", decoding), ("prompts", prompts)):
-        for title, choose in _kinds(group):
+        for title, choose in kinds(group):
             chosen = [one for one in group if choose(one)]
             lines += [_row(f"{word}, {title}", chosen)] if chosen else []
-    return "\n".join([*lines, _row("a processor by --ram alone", _by_ram_alone(scored))])
+    return "\n".join([*lines, _row("a processor by --ram alone", by_ram_alone(scored))])
 
 
-def _counted(scored: list[Scored], unknown: Counter[str]) -> str:
+def counted(scored: list[Scored], unknown: Counter[str]) -> str:
     machines = len({one.point.machine for one in scored})
     return (
-        f"{len(scored)} points of {machines} machines; "
+        f"{len(scored):,} points of {machines} machines; "
         f"{unknown.total()} without a prediction{_reasons(unknown)}"
     )
 
 
-def _kinds(group: list[Scored]) -> list[tuple[str, Choose]]:
+def kinds(group: list[Scored]) -> list[tuple[str, Choose]]:
     rows: list[tuple[str, Choose]] = [
         ("all on cards", lambda one: one.group == "card"),
         ("processor", lambda one: one.group == "processor"),
@@ -202,9 +202,9 @@ def _kinds(group: list[Scored]) -> list[tuple[str, Choose]]:
             lambda one: one.group == "processor" and _has_bandwidth(one),
         ),
         ("layers or experts in RAM", lambda one: one.group == "split"),
-        ("depth 0 to 512", lambda one: _depth(one) <= 512),
-        ("depth up to 8K", lambda one: 512 < _depth(one) <= LONG_TOKENS),
-        ("deeper", lambda one: _depth(one) > LONG_TOKENS),
+        ("depth 0 to 512", lambda one: depth_of(one) <= 512),
+        ("depth up to 8K", lambda one: 512 < depth_of(one) <= LONG_TOKENS),
+        ("deeper", lambda one: depth_of(one) > LONG_TOKENS),
         ("several users", lambda one: one.point.users > 1),
         ("several cards", lambda one: len(one.point.placement.cards) > 1),
         (
@@ -239,16 +239,16 @@ def _row(title: str, group: list[Scored]) -> str:
     bias = sorted(one.error for one in group)[len(group) // 2]
     inside = sum(one.is_inside for one in group) / len(group)
     return (
-        f"| {title} | {len(group)} | {_quantile(errors, 0.5):.3f} | {_quantile(errors, 0.9):.3f} "
-        f"| {math.exp(bias):.2f} | {_quantile(widths, 0.5):.2f} | {inside:.0%} |"
+        f"| {title} | {len(group)} | {quantile(errors, 0.5):.3f} | {quantile(errors, 0.9):.3f} "
+        f"| {math.exp(bias):.2f} | {quantile(widths, 0.5):.2f} | {inside:.0%} |"
     )
 
 
-def _quantile(ordered: list[float], share: float) -> float:
+def quantile(ordered: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
-def _by_ram_alone(scored: list[Scored]) -> list[Scored]:
+def by_ram_alone(scored: list[Scored]) -> list[Scored]:
     """Points of processors, predicted as if only the amount of RAM were known."""
     results = []
     for one in scored:
@@ -261,7 +261,7 @@ def _by_ram_alone(scored: list[Scored]) -> list[Scored]:
     return results
 
 
-def _depth(one: Scored) -> int:
+def depth_of(one: Scored) -> int:
     return int(one.point.row.get("context_depth") or 0)
 
 
@@ -300,7 +300,7 @@ def _name(one: Scored) -> str:
 def _line(one: Scored) -> str:
     kind = "prompt" if one.point.is_prompt else "decode"
     return (
-        f"{math.exp(one.error):6.2f}x  {kind}  {_name(one)}, depth {_depth(one)}, users {one.point.users}: "
+        f"{math.exp(one.error):6.2f}x  {kind}  {_name(one)}, depth {depth_of(one)}, users {one.point.users}: "
         f"measured {one.point.measured:.5g}, expected {one.slow:.4g} to {one.fast:.4g}  {one.point.row.get('source')}"
     )
 
@@ -309,7 +309,7 @@ def _record(one: Scored) -> dict[str, object]:
     row = one.point.row
     return {
         "hardware": row.get("hardware"), "backend": row.get("backend"), "model": row.get("model") or row.get("file"),
-        "quant": row.get("quant"), "depth": _depth(one), "users": one.point.users, "group": one.group,
+        "quant": row.get("quant"), "depth": depth_of(one), "users": one.point.users, "group": one.group,
         "prompt": one.point.is_prompt, "measured": one.point.measured, "typical": round(one.typical, 3),
         "interval": [round(one.slow, 3), round(one.fast, 3)],
     }  # fmt: skip
