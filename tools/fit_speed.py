@@ -38,7 +38,7 @@ from edgekit.engines.speed import (
 )
 
 OUT = Path(__file__).parents[1] / "src" / "edgekit" / "engines" / "speed.json"
-TOLERANCE = 0.12  # of a logarithm: larger errors count less and less
+TOLERANCE = 0.08  # of a logarithm: larger errors count less and less
 STEPS = 12
 FIXED = 1e-3  # of a logarithm: does not move
 SMALL_STEP = 0.003
@@ -119,7 +119,7 @@ ARCHITECTURE_FREEDOM = {
     "weights": 0.06,
     "cache": 0.15,
     "unpack_ops": 0.15,
-    "layer_us": 0.25,
+    "layer_us": 0.12,
     "prompt": 0.35,
     "attention": 0.35,
 }

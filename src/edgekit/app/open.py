@@ -87,7 +87,7 @@ class ResolvedModel(Resolved[OpenModel]):
         variant = engine_named(engine).checkpoint(opened.model, entry.id, quant, self.name)
         if variant is None:
             return self
-        found = replace(opened, model=variant.model, repository=variant.reference)
+        found = replace(opened, model=variant.model, repository=variant.reference, mix=quant)
         return replace(self, found=found, quant=None)
 
     def opened(self, engine: str) -> OpenModel:
@@ -132,6 +132,8 @@ class ResolvedModel(Resolved[OpenModel]):
             file = model if files is not None else self.as_file(engine)
             return as_named(file.model, file.mix or AS_NAMED)
         if files is None or files.container is not Container.GGUF or not rules.loads_gguf:
+            if self.found is not None and self.found.mix is not None:
+                return as_named(model.model, self.found.mix)
             index_id = self.entry.id if self.entry is not None and files is None else ""
             return rules.variants(model.model, index_id)
         last_part = self.name.rpartition("/")[2]
