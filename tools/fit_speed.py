@@ -1,6 +1,6 @@
 """Measured speeds -> src/edgekit/engines/speed.json: the constants of the formula in engines/speed.py.
 
-    python tools/fit_speed.py POINTS.jsonl[.gz] [--write]
+    python tools/fit_speed.py POINTS [--write]
 
 Robust least squares on the logarithm of measured / expected. Every constant starts at a physical value and needs
 evidence to move away from it: a factor for a rare case stays near 1. A machine with many points counts as the square
@@ -23,7 +23,8 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from tools.speed_points import Point, UnknownError, points_of, read_rows
+from tools.speed_points import Point, UnknownError, points_of
+from tools.speed_rows import read_rows
 
 from edgekit.bill.types import Moment
 from edgekit.engines.speed import (

@@ -1,10 +1,11 @@
 """How well EdgeKit predicts measured speeds, as a table.
 
-    python tools/score_speed.py POINTS.jsonl[.gz] [--worst N] [--json FILE] [--plot FILE.svg]
+    python tools/score_speed.py POINTS [--left-out] [--worst N] [--json FILE] [--plot FILE.svg]
 
-POINTS has a JSON object per line: see speed_points.py. An error is the size of ln(measured / typical); "inside" is the
+POINTS: JSON lines or a .tsv, see speed_rows.py. An error is the size of ln(measured / typical); "inside" is the
 share of points in the stated interval, which is meant for four of five; its width is fast end / slow end. A point of a
-model or a device that EdgeKit does not know is counted as such. Nothing is downloaded.
+model or a device that EdgeKit does not know is counted as such. With --left-out each machine is predicted by constants
+that are fitted to the other machines (this takes minutes). Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import json
 import math
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,10 +22,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.speed_points import Point, UnknownError, machine_of, points_of, read_rows
+from tools.speed_points import Point, UnknownError, machine_of, points_of
+from tools.speed_rows import read_rows
 
 from edgekit.bill.types import Moment, Speed
 from edgekit.engines import engine_named
+from edgekit.engines.speed import constants, speed_kind
 from edgekit.errors import EdgekitError
 from edgekit.machine.types import PoolKind, Vendor
 
@@ -56,6 +59,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("points", type=Path)
+    parser.add_argument("--left-out", action="store_true", help="predict machines from the others")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="list the worst N points")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every point")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="predicted against measured")
@@ -66,19 +70,22 @@ def main() -> int:
         print(f"score_speed: {error}", file=sys.stderr)
         return 2
     scored, unknown = score(rows)
+    if arguments.left_out:
+        scored = left_out(scored)
     print(table(scored, unknown))
     for one in sorted(scored, key=lambda one: -abs(one.error))[: arguments.worst]:
         print(_line(one))
     if arguments.json is not None:
         arguments.json.write_text("".join(json.dumps(_record(one)) + "\n" for one in scored))
     if arguments.plot is not None:
-        from tools.speed_plot import plot
-
-        points = [
-            (one.point.measured, one.typical, one.group, one.point.is_prompt) for one in scored
-        ]
-        arguments.plot.write_text(plot(points))
+        arguments.plot.write_text(picture(scored))
     return 0
+
+
+def picture(scored: list[Scored]) -> str:
+    from tools.speed_plot import plot
+
+    return plot((one.point.measured, one.typical, one.group, one.point.is_prompt) for one in scored)
 
 
 def score(rows: Iterable[dict[str, object]]) -> tuple[list[Scored], Counter[str]]:
@@ -131,6 +138,30 @@ def scored_point(point: Point) -> Scored | None:
     return Scored(point=point, typical=typical, slow=slow, fast=fast, group=group)
 
 
+def left_out(scored: list[Scored]) -> list[Scored]:
+    """Each machine's points predicted by constants fitted to the other machines, with the interval for such a card."""
+    from tools.fit_speed import fit, left_out_errors, row_of
+
+    pairs = [(one, row) for one in scored if (row := row_of(one.point)) is not None]
+    rows = [row for _, row in pairs]
+    errors = left_out_errors(rows, fit(rows))
+    like: dict[tuple[bool, str, str], set[str]] = defaultdict(set)
+    keys = [
+        (row.point.is_prompt, row.places[0].backend, row.places[0].architecture) for row in rows
+    ]
+    for key, row in zip(keys, rows, strict=True):
+        like[key].add(row.point.machine)
+    results = []
+    for (one, row), key, error in zip(pairs, keys, errors, strict=True):
+        kind = speed_kind(row.places, row.moment, constants(), is_prompt=key[0])
+        if kind == "card" and len(like[key]) == 1:
+            kind = "new_card"
+        spread = constants()[f"spread.{'prompt' if key[0] else 'decode'}.{kind}"]
+        typical = one.point.measured / math.exp(error)
+        results.append(replace(one, typical=typical, slow=typical / spread, fast=typical * spread))
+    return results
+
+
 # -- the table -------------------------------------------------------------------------------
 
 Choose = Callable[[Scored], bool]
@@ -139,7 +170,7 @@ Choose = Callable[[Scored], bool]
 def table(scored: list[Scored], unknown: Counter[str]) -> str:
     """One row per kind of point."""
     lines = [
-        _counted(scored, unknown),
+        counted(scored, unknown),
         "",
         "| | points | error, median | error, p90 | measured / typical | width, median | inside |",
         "|---|---|---|---|---|---|---|",
@@ -148,21 +179,21 @@ def table(scored: list[Scored], unknown: Counter[str]) -> str:
     prompts = [one for one in scored if one.point.is_prompt]
     lines += [_row("decode", decoding), _row("prompts", prompts)]
     for word, group in (("decode", decoding), ("prompts", prompts)):
-        for title, choose in _kinds(group):
+        for title, choose in kinds(group):
             chosen = [one for one in group if choose(one)]
             lines += [_row(f"{word}, {title}", chosen)] if chosen else []
-    return "\n".join([*lines, _row("a processor by --ram alone", _by_ram_alone(scored))])
+    return "\n".join([*lines, _row("a processor by --ram alone", by_ram_alone(scored))])
 
 
-def _counted(scored: list[Scored], unknown: Counter[str]) -> str:
+def counted(scored: list[Scored], unknown: Counter[str]) -> str:
     machines = len({one.point.machine for one in scored})
     return (
-        f"{len(scored)} points of {machines} machines; "
+        f"{len(scored):,} points of {machines} machines; "
         f"{unknown.total()} without a prediction{_reasons(unknown)}"
     )
 
 
-def _kinds(group: list[Scored]) -> list[tuple[str, Choose]]:
+def kinds(group: list[Scored]) -> list[tuple[str, Choose]]:
     rows: list[tuple[str, Choose]] = [
         ("all on cards", lambda one: one.group == "card"),
         ("processor", lambda one: one.group == "processor"),
@@ -171,9 +202,9 @@ def _kinds(group: list[Scored]) -> list[tuple[str, Choose]]:
             lambda one: one.group == "processor" and _has_bandwidth(one),
         ),
         ("layers or experts in RAM", lambda one: one.group == "split"),
-        ("depth 0 to 512", lambda one: _depth(one) <= 512),
-        ("depth up to 8K", lambda one: 512 < _depth(one) <= LONG_TOKENS),
-        ("deeper", lambda one: _depth(one) > LONG_TOKENS),
+        ("depth 0 to 512", lambda one: depth_of(one) <= 512),
+        ("depth up to 8K", lambda one: 512 < depth_of(one) <= LONG_TOKENS),
+        ("deeper", lambda one: depth_of(one) > LONG_TOKENS),
         ("several users", lambda one: one.point.users > 1),
         ("several cards", lambda one: len(one.point.placement.cards) > 1),
         (
@@ -208,16 +239,16 @@ def _row(title: str, group: list[Scored]) -> str:
     bias = sorted(one.error for one in group)[len(group) // 2]
     inside = sum(one.is_inside for one in group) / len(group)
     return (
-        f"| {title} | {len(group)} | {_quantile(errors, 0.5):.3f} | {_quantile(errors, 0.9):.3f} "
-        f"| {math.exp(bias):.2f} | {_quantile(widths, 0.5):.2f} | {inside:.0%} |"
+        f"| {title} | {len(group)} | {quantile(errors, 0.5):.3f} | {quantile(errors, 0.9):.3f} "
+        f"| {math.exp(bias):.2f} | {quantile(widths, 0.5):.2f} | {inside:.0%} |"
     )
 
 
-def _quantile(ordered: list[float], share: float) -> float:
+def quantile(ordered: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
-def _by_ram_alone(scored: list[Scored]) -> list[Scored]:
+def by_ram_alone(scored: list[Scored]) -> list[Scored]:
     """Points of processors, predicted as if only the amount of RAM were known."""
     results = []
     for one in scored:
@@ -230,7 +261,7 @@ def _by_ram_alone(scored: list[Scored]) -> list[Scored]:
     return results
 
 
-def _depth(one: Scored) -> int:
+def depth_of(one: Scored) -> int:
     return int(one.point.row.get("context_depth") or 0)
 
 
@@ -269,7 +300,7 @@ def _name(one: Scored) -> str:
 def _line(one: Scored) -> str:
     kind = "prompt" if one.point.is_prompt else "decode"
     return (
-        f"{math.exp(one.error):6.2f}x  {kind}  {_name(one)}, depth {_depth(one)}, users {one.point.users}: "
+        f"{math.exp(one.error):6.2f}x  {kind}  {_name(one)}, depth {depth_of(one)}, users {one.point.users}: "
         f"measured {one.point.measured:.5g}, expected {one.slow:.4g} to {one.fast:.4g}  {one.point.row.get('source')}"
     )
 
@@ -278,7 +309,7 @@ def _record(one: Scored) -> dict[str, object]:
     row = one.point.row
     return {
         "hardware": row.get("hardware"), "backend": row.get("backend"), "model": row.get("model") or row.get("file"),
-        "quant": row.get("quant"), "depth": _depth(one), "users": one.point.users, "group": one.group,
+        "quant": row.get("quant"), "depth": depth_of(one), "users": one.point.users, "group": one.group,
         "prompt": one.point.is_prompt, "measured": one.point.measured, "typical": round(one.typical, 3),
         "interval": [round(one.slow, 3), round(one.fast, 3)],
     }  # fmt: skip

@@ -1,22 +1,17 @@
 """Measured speeds -> what EdgeKit is asked for each: a machine, a model and a placement.
 
-A point is a JSON object per line, as in the files that score_speed.py and fit_speed.py take: hardware, gpu_count,
-vram_gb, ram_gb, host_gb_s, cores, engine, backend, model, file, quant, context_depth, users, prompt_tokens,
-gen_tokens, ubatch, ngl, ncmoe, placement, e2e, pp_tok_s, tg_tok_s. Optional: instructions (of the processor, with
-blanks between) and record (set by `edgekit calibrate --share`, which decodes after the prompt, so that the prompt is in
-the context).
+speed_rows.py reads the rows. A row with `record` is of `edgekit calibrate --share`, which decodes after the prompt, so
+that the prompt is in the context.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
+import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from edgekit.app.open import ResolvedModel, open_named
@@ -82,24 +77,6 @@ class Point:
         return bool(self.row.get("e2e"))
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file of JSON lines, compressed or not. Raises ValueError with the line's number."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    rows = []
-    with opener(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number}: not an object")  # noqa: TRY004 - one kind of error
-            rows.append(row)
-    return rows
-
-
 def points_of(row: dict[str, Any]) -> Iterator[Point]:
     """The points of a row: one for decoding, one for the prompt. Raises UnknownError."""
     machine = machine_of(row)
@@ -111,6 +88,8 @@ def points_of(row: dict[str, Any]) -> Iterator[Point]:
         measured = row.get(key)
         if not measured:
             continue
+        if not 0 < float(measured) < math.inf:
+            raise ValueError(f"{key} must be positive (got {measured!r})")
         before = prompt_tokens if row.get("record") else 0
         filled = depth if is_prompt else depth + before + new_tokens // 2
         if is_prompt:
