@@ -27,7 +27,7 @@ from tools.speed_rows import read_rows
 
 from edgekit.bill.types import Moment, Speed
 from edgekit.engines import engine_named
-from edgekit.engines.speed import constants, speed_kind
+from edgekit.engines.speed import constants
 from edgekit.errors import EdgekitError
 from edgekit.machine.types import PoolKind, Vendor
 
@@ -145,15 +145,13 @@ def left_out(scored: list[Scored]) -> list[Scored]:
     pairs = [(one, row) for one in scored if (row := row_of(one.point)) is not None]
     rows = [row for _, row in pairs]
     errors = left_out_errors(rows, fit(rows))
-    like: dict[tuple[bool, str, str], set[str]] = defaultdict(set)
-    keys = [
-        (row.point.is_prompt, row.places[0].backend, row.places[0].architecture) for row in rows
-    ]
+    like: dict[tuple[bool, str], set[str]] = defaultdict(set)
+    keys = [(row.point.is_prompt, row.places[0].generation) for row in rows]
     for key, row in zip(keys, rows, strict=True):
         like[key].add(row.point.machine)
     results = []
     for (one, row), key, error in zip(pairs, keys, errors, strict=True):
-        kind = speed_kind(row.places, row.moment, constants(), is_prompt=key[0])
+        kind = row.kind
         if kind == "card" and len(like[key]) == 1:
             kind = "new_card"
         spread = constants()[f"spread.{'prompt' if key[0] else 'decode'}.{kind}"]
