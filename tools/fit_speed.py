@@ -79,6 +79,7 @@ STARTS: dict[str, Start] = {
     "attend": Start(0.2, 0.5),
     "prompt_tile": Start(16.0, 0.5),
     "prompt": Start(0.35, 0.3),
+    "prompt_width": Start(400.0, 0.5),
     "attention": Start(0.15, 0.4),
     "expert_tokens": Start(16.0, 0.5),
     "prompt_layer_us": Start(60.0, 0.4),

@@ -56,6 +56,7 @@ MEANINGS = {
     "crossing_us": "from one device to the next, µs",
     "reducing_us": "sum over the cards that share a layer, µs, twice per layer",
     "launches_us": "vLLM without CUDA graphs: per layer, µs",
+    "prompt_width": "prompts: (1 + this / hidden size) times the operations",
     "link_gb_per_s": "weights in RAM sent to a card for a prompt, GB/s",
     "market_weights": "weights on workstation cards / Ultra chips: times",
     "market_prompt": "prompts on workstation cards / Ultra chips: times",

@@ -532,8 +532,10 @@ def prompt_token_s(
         # Kernels work on blocks of tokens, and few tokens of a batch use the same expert.
         per_expert = batch * reads.experts_bytes / (reads.held_experts_bytes or 1.0)
         wasted = 1.0 + values.product("expert_tokens", worker.backend) / max(per_expert, 1e-6)
-        expert_s = flops * experts_share * wasted / rate  # type: ignore[operator] # no rate is None
-        seconds = flops * (1.0 - experts_share) / rate + expert_s  # type: ignore[operator] # as above
+        # Narrow matrices leave a part of the processor idle.
+        narrow = 1.0 + values["prompt_width"] / max(run.model.geometry.hidden, 1)
+        operations = flops * narrow * (1.0 + experts_share * (wasted - 1.0))
+        seconds = operations / rate  # type: ignore[operator] # no rate is None
         peak = (worker.vector_flops if worker.is_host else worker.matrix_flops) or 1.0
         attention_rate = peak * values.product("attention", worker.backend, worker.architecture)
         seconds += attention * reads.held_bytes / held_bytes / attention_rate
