@@ -23,7 +23,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.score_speed import scored_point
-from tools.speed_points import UnknownError, points_of, read_rows
+from tools.speed_points import UnknownError, points_of
+from tools.speed_rows import read_rows
 
 from edgekit.app.shared_speed import (
     CPU,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tools.merge_speed_records import CHECKS, RefusedError, check_record, main
 from tools.score_speed import score
-from tools.speed_points import read_rows
+from tools.speed_rows import read_rows
 
 from edgekit.app.shared_speed import MAX_FILE_BYTES, NAMES
 from edgekit.engines.llamacpp.run.generated import Shape, shape_name

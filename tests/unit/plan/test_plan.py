@@ -26,7 +26,7 @@ from tests.unit.plan.tasks import (
     rated,
 )
 
-from edgekit.bill.types import CACHES, ChangeKind, Drafter, Lever, Load, Start, Task
+from edgekit.bill.types import CACHES, OWN_LAYERS, ChangeKind, Drafter, Lever, Load, Start, Task
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.choices import at_mixes
@@ -42,7 +42,6 @@ from edgekit.plan.choice import judge, with_weights
 from edgekit.plan.fit import placements_of
 from edgekit.plan.plan import (
     MOST_USERS,
-    OWN_LAYERS,
     Plan,
     find_plan,
     index_drafters,
