@@ -1,4 +1,4 @@
-"""Measured speeds -> src/edgekit/engines/speed.json: the constants of the formula in engines/speed.py.
+"""Measured speeds -> src/edgekit/engines/speed.json: the constants of the formula in engines/speed_formula.py.
 
     python tools/fit_speed.py POINTS [--write]
 
@@ -27,15 +27,9 @@ from tools.speed_points import Point, UnknownError, points_of
 from tools.speed_rows import read_rows
 
 from edgekit.bill.types import Moment
-from edgekit.engines.speed import (
-    Constants,
-    Place,
-    SequenceRun,
-    decode_s,
-    places_of,
-    prompt_token_s,
-    speed_kind,
-)
+from edgekit.engines.speed import speed_kind
+from edgekit.engines.speed_formula import Constants, decode_s, prompt_token_s
+from edgekit.engines.speed_places import Place, SequenceRun, places_of
 
 OUT = Path(__file__).parents[1] / "src" / "edgekit" / "engines" / "speed.json"
 TOLERANCE = 0.08  # of a logarithm: larger errors count less and less
@@ -45,14 +39,16 @@ SMALL_STEP = 0.003
 NUDGE = 1e-4
 NEGLIGIBLE = 0.02  # of a logarithm: such a factor is left out
 INSIDE = 0.8  # of the points are to lie within the interval
-FEW_MACHINES = (
-    3  # with fewer, the spread is halfway to that of cards of a generation that was not measured
-)
+# With fewer, the spread is at least halfway to that of cards of a generation that was not measured.
+FEW_MACHINES = 3
 FEW = 5  # points of a machine: with fewer, its own spread is not known
-# If the RAM's speed is assumed: see _ASSUMED_BYTES_PER_S in engines/speed.py.
+# If the RAM's speed is assumed: see _ASSUMED_BYTES_PER_S in engines/speed_places.py.
 ASSUMED_SPREAD = {"decode": 2.2, "prompt": 3.5}
 END_TO_END_PROMPT = 50  # tokens, if unknown
 
+INSTRUCTIONS = frozenset({
+    "neon", "dotprod", "i8mm", "sve", "avx", "avx2", "avx_vnni", "avx512", "avx512_vnni", "amx",
+})  # fmt: skip
 BACKENDS = ("cpu", "cuda", "hip", "metal", "mlx", "sycl", "vulkan", "vllm")
 
 
@@ -95,11 +91,12 @@ KNOWN: dict[str, Start] = {
     "weights.cpu": Start(0.9, 0.2),
     "prompt.cpu": Start(50.0, 0.3),  # GFLOP/s of a core
     "attend.cpu": Start(4.0, 0.3),
-    # Integers that a core multiplies per cycle, with each set of instructions / with AVX2.
-    "prompt.neon": Start(0.35, 0.2),
-    "prompt.dotprod": Start(0.5, 0.2),
-    "prompt.i8mm": Start(0.9, 0.2),
-    "prompt.sve": Start(0.9, 0.2),
+    # Integers that a core multiplies per second, with each set of instructions / with AVX2. Most Arm cores have lower
+    # clocks and units of 128 bits.
+    "prompt.neon": Start(0.2, 0.3),
+    "prompt.dotprod": Start(0.3, 0.3),
+    "prompt.i8mm": Start(0.5, 0.3),
+    "prompt.sve": Start(0.5, 0.3),
     "prompt.avx": Start(0.5, 0.2),
     "prompt.avx_vnni": Start(1.2, 0.2),
     "prompt.avx512": Start(1.3, 0.2),
@@ -200,7 +197,7 @@ def start_of(name: str) -> Start:
 
 def _relative(name: str) -> Start:
     known, base = KNOWN[name], STARTS[name.split(".", maxsplit=1)[0]]
-    is_factor = name.startswith(("token_us", "layer_us"))
+    is_factor = name.startswith("token_us") or name.partition(".")[2] in INSTRUCTIONS
     return known if is_factor else Start(known.value / base.value, known.freedom)
 
 
@@ -363,12 +360,12 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     rows: list[Row] = []
-    left_out: dict[str, int] = {}
+    left_out = 0
     for path in arguments.points:
         more, why = load_points(path)
         rows += more
-        left_out |= why
-    print(f"{len(rows)} points; left out: {sum(left_out.values())}")
+        left_out += sum(why.values())
+    print(f"{len(rows)} points; left out: {left_out}")
     fitted = fit(rows)
     report(rows, list(fitted.errors))
     errors = left_out_errors(rows, fitted)
@@ -384,7 +381,8 @@ def write(rows: list[Row], fitted: Fitted, errors: list[float]) -> None:
     values |= spreads(rows, errors)
     measured: dict[bool, set[str]] = {False: set(), True: set()}
     for row in rows:
-        measured[row.point.is_prompt] |= {place.generation for place in row.places}
+        read = {place.generation for place in row.places if place.reads.is_read}
+        measured[row.point.is_prompt] |= read
     facts = {
         "about": "fitted by tools/fit_speed.py; docs/speed.md explains the formula",
         "points": len(rows),
@@ -435,7 +433,7 @@ def spreads(rows: list[Row], errors: list[float]) -> dict[str, float]:
         word = "prompt" if is_prompt else "decode"
         reach = _reach(found)
         if len({machine for _, machine in found}) < FEW_MACHINES:
-            reach = (reach + _reach(sizes[is_prompt, "new_card"])) / 2
+            reach = max(reach, (reach + _reach(sizes[is_prompt, "new_card"])) / 2)
         result[f"spread.{word}.{kind}"] = round(math.exp(reach), 3)
         print(f"{word} {kind}: {len(found)} points, width {math.exp(2 * reach):.2f}")
     for word, width in ASSUMED_SPREAD.items():

@@ -27,7 +27,7 @@ from tools.speed_rows import read_rows
 
 from edgekit.bill.types import Moment, Speed
 from edgekit.engines import engine_named
-from edgekit.engines.speed import constants
+from edgekit.engines.speed_formula import constants
 from edgekit.errors import EdgekitError
 from edgekit.machine.types import PoolKind, Vendor
 

@@ -31,7 +31,7 @@ from tools.score_speed import (
 from tools.speed_rows import read_rows
 from tools.speed_table import TABLE, speed_table
 
-from edgekit.engines.speed import Constants, constants
+from edgekit.engines.speed_formula import Constants, constants
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, PICTURE = DOCS / "speed.md", DOCS / "pictures" / "speed.svg"

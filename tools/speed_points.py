@@ -35,6 +35,7 @@ OFFLINE = Session(reach=Reach(network=False))
 BACKENDS = {"rocm": "hip"}  # EdgeKit's name
 ENGINES = {"mlx": "mlx", "vllm": "vllm"}  # others are llama.cpp or built on it
 UNKNOWN_GEN_TOKENS = 128
+UNKNOWN_RAM_GIB = 64
 _SHARD = re.compile(r"(?:-\d{5}-of-\d{5})?(?:\.gguf)?$")
 _QUANT = re.compile(r"[-._](?:UD-)?(?:I?Q\d\w*|BF16|F16|MXFP4\w*|NVFP4|GGUF|AWQ)$", re.IGNORECASE)
 _MIXES = {"MXFP4": "MXFP4_MOE", "Q4_K_XL": "UD-Q4_K_XL"}
@@ -92,6 +93,8 @@ def points_of(row: dict[str, Any]) -> Iterator[Point]:
             raise ValueError(f"{key} must be positive (got {measured!r})")
         before = prompt_tokens if row.get("record") else 0
         filled = depth if is_prompt else depth + before + new_tokens // 2
+        if is_prompt and engine == "mlx":
+            filled = 0  # the depth of mlx_lm.benchmark is its prompt
         if is_prompt:
             prompt_tokens = prompt_tokens or 512
         task, placement, bill = _priced(row, engine, machine, filled + max(prompt_tokens, 512))
@@ -132,7 +135,7 @@ def _described(
 ) -> Machine:
     ram = None if ram_gb is None else f"{max(1, round(ram_gb))}G"
     if backend == "cpu":
-        return _processor(name, ram or "1024G")
+        return _processor(name, ram or f"{UNKNOWN_RAM_GIB}G")
     for device in _device_names(name, vram_gb, ram_gb, count):
         try:
             return what_if_machine(devices=(f"{count}x {device}",) if count > 1 else (device,))

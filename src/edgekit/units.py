@@ -136,4 +136,4 @@ def two_digits(figure: float) -> str:
 
 def min_speed_words(tokens_per_s: float) -> str:
     """'20', '7.5', '1,000', as it was requested."""
-    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 1000 else f"{tokens_per_s:.6g}"
+    return f"{tokens_per_s:,.10g}"

@@ -60,8 +60,8 @@ CHANGES = {
         question="edgekit check qwen3-8b --ram 16G",
     ),
     "another speed": PlantedChange(
-        target="edgekit.engines.speed.DESKTOP_BYTES_PER_S",
-        change=lambda slow_and_fast: (slow_and_fast[0] * 1.01, slow_and_fast[1]),
+        target="edgekit.engines.speed_places._ASSUMED_BYTES_PER_S",
+        change=lambda rows: tuple((gib, rate * 1.01) for gib, rate in rows),
         question="edgekit check qwen3-8b --ram 16G --json",
     ),
     "another order of cache types": PlantedChange(

@@ -339,7 +339,8 @@ def add_hardware(commands: Commands) -> None:
         commands,
         "hardware",
         run="facts:run_hardware",
-        usage="edgekit hardware [--device NAME] [--ram SIZE] [--vram SIZES] [--cpu NAME] [--measure] [--devices]",
+        usage="edgekit hardware [--device NAME] [--ram SIZE] [--vram SIZES] [--cpu NAME] [--measure] [--devices]"
+        " [--json]",
         description="Shows the memory and GPUs of this machine, what limits and uses them, and how much llama.cpp, "
         "vLLM and MLX may use: what is free, minus a reserve.",
         epilog=DEVICE_FORMS + _HARDWARE_EXAMPLES,

@@ -11,17 +11,9 @@ from dataclasses import replace
 
 from edgekit.bill.types import Moment, PricedLoad, Speculation, Speed, Task
 from edgekit.engines import engine_named
-from edgekit.engines.speed import (
-    USUAL,
-    MeasuredRatio,
-    SequenceRun,
-    constants,
-    decode_s,
-    expected_speed,
-    moment_of,
-    places_of,
-    speed_range,
-)
+from edgekit.engines.speed import USUAL, MeasuredRatio, expected_speed, moment_of, speed_range
+from edgekit.engines.speed_formula import constants, decode_s
+from edgekit.engines.speed_places import SequenceRun, places_of
 from edgekit.units import Basis
 
 

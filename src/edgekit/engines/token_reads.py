@@ -84,7 +84,8 @@ class PoolReads(NamedTuple):
         if not self.held_experts_bytes:
             return 0.0
         used_share = min(1.0, self.experts_bytes / self.held_experts_bytes)
-        return self.held_experts_bytes * (1.0 - (1.0 - used_share) ** tokens)
+        at_random = self.held_experts_bytes * (1.0 - (1.0 - used_share) ** tokens)
+        return max(at_random, self.experts_bytes)
 
 
 class TokenReads(NamedTuple):

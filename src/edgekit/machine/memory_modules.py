@@ -12,9 +12,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from edgekit.machine.processors import (
-    BYTES_PER_TRANSFER,
+    DESKTOP_CHANNELS,
+    DESKTOP_MODULES,
+    SPEEDS,
     HostBandwidth,
     KnownProcessor,
+    channels_bandwidth,
     described_bandwidth,
     processor_like,
 )
@@ -25,7 +28,6 @@ from edgekit.units import Basis
 TABLE_BYTES = 1024**2  # the largest real tables have about 64 KiB
 MAX_STRUCTURES = 4096  # in one table; a large server has about 700
 MAX_MODULES = 256  # 8 sockets with 32 slots
-SLOWEST, FASTEST = 400, 20_000  # MT/s
 
 # DMTF DSP0134, 7.18 Memory Device (Type 17).
 _MEMORY_DEVICE, _END_OF_TABLE = 17, 127
@@ -37,7 +39,6 @@ _EXTENDED_SPEED, _EXTENDED_CONFIGURED = 0x54, 0x58
 _SEE_EXTENDED, _UNKNOWN = 0xFFFF, 0xFFFF
 _SIZE_UNKNOWN = 0xFFFF
 _CHANNEL_BITS = 64
-_DESKTOP_MODULES, _DESKTOP_CHANNELS = 4, 2
 
 
 class MemoryModule(NamedTuple):
@@ -58,8 +59,10 @@ def installed_bandwidth(
                 device.bandwidth_bytes_per_s, f"official figure for {device.name}", Basis.MODELLED
             )
     processor = processor_like(processor_name)
-    sockets = socket_count(surroundings)
-    modules = () if is_virtual(surroundings) else memory_modules(surroundings)
+    # A virtual machine's sockets and modules are invented.
+    virtual = is_virtual(surroundings)
+    sockets = 1 if virtual else socket_count(surroundings)
+    modules = () if virtual else memory_modules(surroundings)
     found = modules_bandwidth(modules, processor, sockets)
     if found is not None:
         return found
@@ -87,15 +90,11 @@ def modules_bandwidth(
     if processor is not None:
         most = processor.channels * sockets
         channels = most if kind.startswith("LP") and not bits else min(channels, most)
-    elif not kind.startswith("LP") and _DESKTOP_CHANNELS < channels <= _DESKTOP_MODULES:
-        channels, is_known = _DESKTOP_CHANNELS, False
-    noun = "channel" if channels <= 1 else "channels"
-    count = f"{channels:g} {noun}" if is_known else f"{channels:g} {noun} (assumed)"
+    elif not kind.startswith("LP") and DESKTOP_CHANNELS < channels <= DESKTOP_MODULES:
+        channels, is_known = DESKTOP_CHANNELS, False
     text = f"{kind}-{speed}" if kind else f"RAM at {speed} MT/s"
-    return HostBandwidth(
-        round(channels * speed * 10**6 * BYTES_PER_TRANSFER),
-        f"{count} of {text}, as the firmware reports",
-        Basis.MODELLED if is_known else Basis.ASSUMED,
+    return channels_bandwidth(
+        channels, speed, f"{text}, as the firmware reports", is_known=is_known
     )
 
 
@@ -192,7 +191,7 @@ def _module(
     mt_per_s = configured or speed or 0
     if configured and speed and abs(configured * 2 - speed) <= 2:
         mt_per_s = speed
-    if not SLOWEST <= mt_per_s <= FASTEST:
+    if mt_per_s not in SPEEDS:
         return None
     return MemoryModule(kind, mt_per_s, data_bits if data_bits <= 4 * _CHANNEL_BITS else 0)
 

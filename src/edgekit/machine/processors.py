@@ -22,7 +22,9 @@ COLUMNS = (
     "base_ghz", "boost_ghz", "released", "also", "source",
 )  # fmt: skip
 SHOWN = 6  # names in one message
-BYTES_PER_TRANSFER = 8  # of a channel of 64 bits
+_BYTES_PER_TRANSFER = 8  # of a channel of 64 bits
+DESKTOP_CHANNELS = 2
+DESKTOP_MODULES = 4  # up to here, assume a desktop: two modules on each of two channels
 
 
 class MemorySpeed(NamedTuple):
@@ -61,6 +63,11 @@ class KnownProcessor:
     @property
     def cores(self) -> int:
         return self.performance_cores + self.efficiency_cores
+
+    @property
+    def most_channels(self) -> float:
+        """Of a machine: only server processors have siblings."""
+        return self.channels * (2 if self.channels > DESKTOP_CHANNELS else 1)
 
     @property
     def arm(self) -> bool:
@@ -211,11 +218,9 @@ _USUAL_SPEEDS = {
     "DDR3": 1600, "DDR4": 3200, "DDR5": 5600, "MRDIMM": 8800, "LPDDR3": 1866, "LPDDR4": 3200, "LPDDR4X": 4267,
     "LPDDR5": 6400, "LPDDR5X": 7500,
 }  # fmt: skip
-_DESKTOP_CHANNELS = 2
-_DESKTOP_MODULES = 4  # up to here, assume a desktop: two modules on each of two channels
 _MAX_TEXT_CHARS = 80
 _MAX_CHANNELS = 64  # two sockets with 12 channels have 24
-_SPEEDS = range(400, 20_001)  # MT/s: below DDR2's, above the fastest on the market
+SPEEDS = range(400, 20_001)  # MT/s: below DDR2's, above the fastest on the market
 _CHANNEL_WORDS = {"single": 1, "dual": 2, "quad": 4}
 _MEMORY = re.compile(
     r"\s*(?:(?P<modules>[0-9]{1,3})\s*[x×*]\s*)?(?P<size>[0-9][0-9.,_]{0,12}\s*[a-z]{0,3})"  # noqa: RUF001 - typed
@@ -260,7 +265,7 @@ def memory_of(text: str) -> MemoryText:
     if kind and kind not in _USUAL_SPEEDS:
         raise UsageError(f"{text[:40]!r}: unknown kind of memory {kind}")
     speed = int(match["speed"]) if match["speed"] else None
-    if speed is not None and speed not in _SPEEDS:
+    if speed is not None and speed not in SPEEDS:
         raise UsageError(f"{text[:40]!r}: {speed} MT/s is not a speed of memory")
     modules = int(match["modules"]) if match["modules"] else None
     channels = int(match["channels"]) if match["channels"] else None
@@ -310,28 +315,39 @@ def described_bandwidth(
     else:
         return None
     channels, is_known = _channels(memory, processor)
+    what = f"{text}, {assumed or '--ram'}"
+    found = channels_bandwidth(channels, speed, what, is_known=is_known)
+    return found._replace(basis=Basis.ASSUMED) if assumed else found
+
+
+def channels_bandwidth(
+    channels: float, mt_per_s: int, what: str, *, is_known: bool
+) -> HostBandwidth:
+    """The bandwidth of channels of 64 bits; `what` they carry, in words. `is_known`: their number."""
     noun = "channel" if channels <= 1 else "channels"
     count = f"{channels:g} {noun}" if is_known else f"{channels:g} {noun} (assumed)"
-    source = assumed or "--ram"
     return HostBandwidth(
-        round(channels * speed * 10**6 * BYTES_PER_TRANSFER),
-        f"{count} of {text}, {source}",
-        Basis.MODELLED if is_known and not assumed else Basis.ASSUMED,
+        round(channels * mt_per_s * 10**6 * _BYTES_PER_TRANSFER),
+        f"{count} of {what}",
+        Basis.MODELLED if is_known else Basis.ASSUMED,
     )
 
 
 def _channels(memory: MemoryText, processor: KnownProcessor | None) -> tuple[float, bool]:
     """The number of channels in use, and whether it is known."""
     if memory.channels is not None:
+        if processor is not None and memory.channels > processor.most_channels:
+            most = f"at most {processor.most_channels:g} memory channels of 64 bits"
+            raise UsageError(f"--ram: {processor.name} has {most}, not {memory.channels}")
         return memory.channels, True
     if processor is not None:
         if memory.modules is None or memory.kind.startswith("LP"):
             return processor.channels, True
         return min(memory.modules, processor.channels), True
     if memory.modules is None:
-        return _DESKTOP_CHANNELS, False
-    if _DESKTOP_CHANNELS < memory.modules <= _DESKTOP_MODULES:
-        return _DESKTOP_CHANNELS, False
+        return DESKTOP_CHANNELS, False
+    if DESKTOP_CHANNELS < memory.modules <= DESKTOP_MODULES:
+        return DESKTOP_CHANNELS, False
     return memory.modules, True
 
 

@@ -268,13 +268,13 @@ class EngineSpeed:
     prompt_tokens: int
     decode_tokens_per_s: float
     prefill_tokens_per_s: float
-    expected_decode: float | None  # middle of the modelled range; None: the device is not modelled
+    expected_decode: float | None  # the typical speed then; None: the device is not modelled
     expected_prefill: float | None
     bandwidth_bytes_per_s: int | None  # of the RAM, as used by the speed model
     edgekit: str  # the version that measured it
     date: str
     # What earlier versions of EdgeKit did not store; empty: unknown.
-    constants: str = ""  # of the speed model: see engines/speed.py
+    constants: str = ""  # of the speed model: see engines/speed_formula.py
     new_tokens: int = 0
     backend: str = ""  # "cuda"
     model: str = ""  # its name in EdgeKit's index, or the shape of a generated model

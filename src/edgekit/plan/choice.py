@@ -303,7 +303,10 @@ class _Search:
         self.attempts.append(replace(attempt, slow_tokens_per_s=slow))
         if slow is None or self._min_speed is None:
             return candidate
-        self._is_hopeless = slow * MOST_GAIN_FROM_SETTINGS < self._min_speed
+        # Where a part is in RAM, settings may gain more than that.
+        self._is_hopeless = (
+            fitting.placement.whole and slow * MOST_GAIN_FROM_SETTINGS < self._min_speed
+        )
         return None
 
     def _too_slow(self, candidate: Candidate) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 from edgekit.engines import every_engine
 from edgekit.engines.protocol import Engine
-from edgekit.engines.speed import constants_digest
+from edgekit.engines.speed_formula import constants_digest
 from edgekit.errors import HardwareError
 from edgekit.machine.devices import RaisedLimit, listed_devices, raised_limit
 from edgekit.machine.types import (

@@ -34,7 +34,8 @@ from edgekit.engines.llamacpp.run.generated import Shape, write_test_model
 from edgekit.engines.llamacpp.speed import LEAST_READ_BYTES, fastest_tokens_per_s, measured_ratio
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.program import CalibrateOptions, ComparedRow, MeasuredBytes
-from edgekit.engines.speed import GB, constants_digest, host_speed
+from edgekit.engines.speed_formula import constants_digest
+from edgekit.engines.speed_places import GB, host_speed
 from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError
 from edgekit.machine import calibration
 from edgekit.machine.calibration import (

@@ -28,7 +28,7 @@ from edgekit.cli import main
 from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run.generated import Shape, write_test_model
 from edgekit.engines.program import CalibrateOptions
-from edgekit.engines.speed import constants_digest
+from edgekit.engines.speed_formula import constants_digest
 from edgekit.machine import calibration
 from edgekit.machine.calibration import (
     NAME,

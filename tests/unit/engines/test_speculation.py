@@ -16,7 +16,9 @@ from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.speed import prediction_run, run_of, speculative_speed
 from edgekit.engines.speculation import expected_speculation
-from edgekit.engines.speed import constants, decode_s, expected_speed, places_of
+from edgekit.engines.speed import expected_speed
+from edgekit.engines.speed_formula import constants, decode_s
+from edgekit.engines.speed_places import places_of
 from edgekit.index.names import find_entry
 from edgekit.machine.what_if import what_if_machine
 from edgekit.plan.choice import choose

@@ -15,8 +15,7 @@ from tests.thoroughness import LONG
 from tests.unit.plan.machines import cards, cpu
 
 from edgekit.bill.types import Load, Moment, Placement, Speed, Task
-from edgekit.engines import engine_named
-from edgekit.engines import speed as speed_model
+from edgekit.engines import engine_named, speed_formula
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import (
@@ -27,14 +26,9 @@ from edgekit.engines.llamacpp.types import (
     SplitMode,
     read_version,
 )
-from edgekit.engines.speed import (
-    CORE_BYTES_PER_S,
-    MeasuredRatio,
-    constants,
-    constants_digest,
-    host_speed,
-    modelled_speed,
-)
+from edgekit.engines.speed import MeasuredRatio, modelled_speed
+from edgekit.engines.speed_formula import constants, constants_digest
+from edgekit.engines.speed_places import CORE_BYTES_PER_S, host_speed
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.calibration import device_key
 from edgekit.machine.types import (
@@ -205,10 +199,10 @@ def test_longer_prompt_takes_longer(name: str, prompt: int, filled: int) -> None
 
 
 def test_constants_digest_changes_with_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = Path(speed_model.__file__).with_name("speed.json").read_bytes()
+    content = Path(speed_formula.__file__).with_name("speed.json").read_bytes()
     assert constants_digest() == hashlib.sha256(content).hexdigest()[:12]
     refitted = content.replace(b'"weights": ', b'"weights": 1', 1)
-    monkeypatch.setattr(speed_model, "_constants_file", lambda: refitted)
+    monkeypatch.setattr(speed_formula, "_fitted_file", lambda: refitted)
     assert constants_digest.__wrapped__() != constants_digest()
 
 
@@ -228,7 +222,7 @@ def test_constants_are_positive_and_intervals_contain_their_typical_value() -> N
 def test_speed_with_unknown_ram_bandwidth_is_assumed() -> None:
     speed = llama_cpp_speed(recorded("llama-3.1-8b"), cpu(64), CPU)
     assert speed.basis is Basis.ASSUMED
-    assert '70 GB/s (assumed: --ram "64G DDR5-6000" says which RAM it is)' in speed.because
+    assert '70 GB/s (assumed; give the RAM\'s speed with --ram "64G DDR5-6000")' in speed.because
     known = llama_cpp_speed(recorded("llama-3.1-8b"), with_host(cpu(64), 60, cores=8), CPU)
     assert known.basis is Basis.MODELLED
     assert width(known) < width(speed)

@@ -17,15 +17,9 @@ from edgekit.engines.llamacpp.types import (
     SplitMode,
 )
 from edgekit.engines.speculation import modelled_speculation
-from edgekit.engines.speed import (
-    MeasuredRatio,
-    SequenceRun,
-    constants_digest,
-    largest_cards,
-    modelled_speed,
-    speed_bound,
-    weights_format,
-)
+from edgekit.engines.speed import MeasuredRatio, modelled_speed, speed_bound
+from edgekit.engines.speed_formula import constants_digest
+from edgekit.engines.speed_places import SequenceRun, largest_cards, weights_format
 from edgekit.engines.token_reads import ActiveWeights, TokenReads, prediction_reads, token_reads
 from edgekit.machine.types import Machine, Pool, PoolKind
 from edgekit.model.types import Model, attention_of
@@ -152,7 +146,7 @@ def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | No
     device = device_key(machine, machine.devices if setup.has_device else ())
     measurement = machine.measured.engine(NAME, device)
     pace = None if measurement is None else measurement.pace
-    if measurement is None or pace is None or pace.expected_decode is None:
+    if measurement is None or pace is None or not pace.expected_decode:
         return None
     bandwidth = None if machine.host is None else machine.host.bandwidth_bytes_per_s
     bandwidth_now, bandwidth_then = bandwidth or 0, pace.bandwidth_bytes_per_s or 0
@@ -163,6 +157,6 @@ def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | No
     prefill = pace.expected_prefill
     return MeasuredRatio(
         decode=pace.decode_tokens_per_s / pace.expected_decode,
-        prefill=1.0 if prefill is None else pace.prefill_tokens_per_s / prefill,
+        prefill=pace.prefill_tokens_per_s / prefill if prefill else None,
         text=f"scaled to {pace.label} as measured here with {measurement.through} {measurement.version} on {pace.date}",
     )

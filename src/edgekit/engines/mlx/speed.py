@@ -7,11 +7,8 @@ from edgekit.engines.mlx.estimate import NAME
 from edgekit.engines.mlx.placements import devices
 from edgekit.engines.mlx.quantization import PLAIN, AsStored
 from edgekit.engines.mlx.setups import MlxSetup
-from edgekit.engines.speed import (
-    SequenceRun,
-    modelled_speed,
-    speed_bound,
-)
+from edgekit.engines.speed import modelled_speed, speed_bound
+from edgekit.engines.speed_places import SequenceRun
 from edgekit.engines.token_reads import token_reads
 from edgekit.machine.types import Machine
 from edgekit.model.types import Model

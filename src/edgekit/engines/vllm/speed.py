@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from edgekit.bill.types import MemoryEstimate, Moment, Placement, Speed, Task
-from edgekit.engines.speed import (
-    SequenceRun,
-    largest_cards,
-    modelled_speed,
-    speed_bound,
-)
+from edgekit.engines.speed import modelled_speed, speed_bound
+from edgekit.engines.speed_places import SequenceRun, largest_cards
 from edgekit.engines.token_reads import token_reads
 from edgekit.engines.vllm.estimate import NAME
 from edgekit.engines.vllm.placements import devices

@@ -26,7 +26,8 @@ from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.process import ending_in_order
 from edgekit.engines.program import CalibrateRequest, EngineRun, ReportedSpeed
-from edgekit.engines.speed import constants_digest, modelled_speed
+from edgekit.engines.speed import modelled_speed
+from edgekit.engines.speed_formula import constants_digest
 from edgekit.errors import EngineError, UsageError
 from edgekit.machine.calibration import stored_text, today, watched
 from edgekit.machine.types import Device, EngineSpeed, Machine
