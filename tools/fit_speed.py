@@ -98,6 +98,7 @@ KNOWN: dict[str, Start] = {
     "prompt.i8mm": Start(0.5, 0.3),
     "prompt.sve": Start(0.5, 0.3),
     "prompt.avx": Start(0.5, 0.2),
+    "prompt.avx2": Start(1.0, FIXED),
     "prompt.avx_vnni": Start(1.2, 0.2),
     "prompt.avx512": Start(1.3, 0.2),
     "prompt.avx512_vnni": Start(1.8, 0.2),
@@ -190,6 +191,8 @@ def start_of(name: str) -> Start:
             return Start(1.0, FIXED)  # "weights" and "prompt" have it
         freedom = FORMAT_FREEDOM if len(keys) == 1 else FORMAT_BACKEND_FREEDOM
         return Start(1.0, freedom[first])
+    if first == "prompt" and keys[-1] in INSTRUCTIONS and len(keys) > 1:
+        return Start(1.0, FIXED)  # KNOWN has the factor without "cpu"
     if keys[0] in BACKENDS and len(keys) == 1:
         return Start(1.0, 0.8 if first == "users" else BACKEND_FREEDOM)
     return Start(1.0, ARCHITECTURE_FREEDOM.get(first, 0.1))

@@ -28,7 +28,6 @@ from edgekit.engines.llamacpp.types import (
 )
 from edgekit.engines.speed import MeasuredRatio, modelled_speed
 from edgekit.engines.speed_formula import constants, constants_digest
-from edgekit.engines.speed_places import CORE_BYTES_PER_S, host_speed
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.calibration import device_key
 from edgekit.machine.types import (
@@ -231,20 +230,6 @@ def test_speed_with_unknown_ram_bandwidth_is_assumed() -> None:
 def width(speed: Speed) -> float:
     slow, fast = speed.decode
     return fast / slow
-
-
-@pytest.mark.parametrize(("ram_gib", "cores", "gb_per_s"), [(8, 4, 30), (16, 8, 45), (64, 8, 70), (512, 16, 250), (64, 64, 250)])  # fmt: skip
-def test_unknown_bandwidth_is_assumed_by_size_and_cores(
-    ram_gib: int, cores: int, gb_per_s: int
-) -> None:
-    assert host_speed(replace(cpu(ram_gib), cores=cores)).bandwidth == gb_per_s * GB
-
-
-def test_few_cores_cannot_use_all_of_the_bandwidth() -> None:
-    two, eight = (host_speed(with_host(cpu(64), 400, cores=count)) for count in (2, 8))
-    assert two.bandwidth == 2 * CORE_BYTES_PER_S
-    assert eight.bandwidth == 8 * CORE_BYTES_PER_S
-    assert host_speed(with_host(cpu(64), 400, cores=64)).bandwidth == 400 * GB
 
 
 def test_generation_that_was_not_measured_has_a_wider_interval() -> None:

@@ -251,6 +251,19 @@ def test_virtual_machine_does_not_count_its_invented_modules(tmp_path: Path) -> 
     assert installed_bandwidth(surroundings, "Intel(R) Xeon(R) Processor @ 2.10GHz") is None
 
 
+def test_virtual_machine_does_not_count_its_invented_sockets(tmp_path: Path) -> None:
+    one, two = (
+        installed_bandwidth(with_cpuinfo(tmp_path / name, cpuinfo), "Intel Xeon Platinum 8480+")
+        for name, cpuinfo in (
+            ("virtual", XEON_8480.replace("fpu", "fpu hypervisor")),
+            ("real", XEON_8480),
+        )
+    )
+    assert one is not None
+    assert two is not None
+    assert two.bytes_per_s == 2 * one.bytes_per_s
+
+
 def test_board_is_named_by_its_device_tree(tmp_path: Path) -> None:
     surroundings = with_cpuinfo(tmp_path, "Features : fp asimd asimddp\n")
     plant(tmp_path, {"proc/device-tree/model": "Orange Pi 5 Plus\0"})

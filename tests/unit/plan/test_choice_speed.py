@@ -72,6 +72,14 @@ def test_min_speed_tries_fewer_bits_in_ram_as_well() -> None:
     assert slow.fastest.variant.name == "IQ4_XS"
 
 
+def test_min_speed_finds_settings_that_use_less_ram_even_if_they_are_far_faster() -> None:
+    task = any_mix(GEMMA, rated(cards(17)))
+    slow = judge(task).typical_speed
+    assert slow is not None
+    assert not choose(task).candidate.fitting.placement.whole
+    assert judge(replace(task, min_speed=slow * 3.2)).is_fast_enough
+
+
 def test_min_speed_does_not_change_what_does_not_fit() -> None:
     task = one_file(LLAMA, cpu(2), min_speed=5.0)
     assert judge(task).failed
