@@ -108,7 +108,9 @@ KNOWN: dict[str, Start] = {
     "attention.cpu": Start(50.0, 0.3),
     "prompt.metal": Start(0.65, 0.2),
     "prompt.mlx": Start(0.65, 0.2),
-    "prompt.sm_90": Start(0.16, 0.2),
+    "prompt.cuda.sm_90": Start(0.16, 0.2),  # llama.cpp has no kernels for Hopper's units
+    # Integers, four at once: about as many operations as the peak of FP32 (P40 in llama.cpp, pull 4766).
+    "prompt.pascal": Start(1.0, 0.15),
     "format.bf16.vulkan": Start(0.6, 0.3),  # no kernels of its own on many drivers
     "unpack_ops.cpu": Start(0.05, 0.3),  # per GFLOP: of cores, see below
     "token_us.vllm": Start(4.0, 0.5),
@@ -405,7 +407,7 @@ def needed(values: Mapping[str, float]) -> dict[str, float]:
         if len(keys) == 2 and keys[0] in BACKENDS:
             backends[first, keys[1]].append(keys[0])
     for (first, generation), (backend, *others) in backends.items():
-        if not others:
+        if not others and f"{first}.{backend}.{generation}" not in KNOWN:
             result[f"{first}.{generation}"] *= result.pop(f"{first}.{backend}.{generation}")
     return {
         name: value

@@ -42,6 +42,8 @@ from edgekit.engines.llamacpp.run.generated import is_shape_name
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.errors import EdgekitError, SourceError, printable, quoted
 from edgekit.index.names import find_model
+from edgekit.machine.devices import device_like
+from edgekit.machine.processors import processor_like
 from edgekit.sources.local import open_file, replacing
 
 OUT = Path(__file__).parents[1] / "docs" / "data" / "shared_speeds.jsonl"
@@ -239,6 +241,9 @@ class Line:
 
 def lines_of(path: Path) -> Iterator[Line]:
     """Every line of a file that is not blank. A file that is too long is refused as a whole."""
+    if path.exists() and not path.is_file():
+        yield Line(place=str(path), reason="not a file of records")
+        return
     try:
         with open_file(path) as file:
             raw = file.read(MAX_FILE_BYTES + 1)
@@ -274,13 +279,27 @@ def _no_constant(name: str) -> Any:
     raise RefusedError(f"{name} is not a number")
 
 
-def merge(paths: list[Path], into: Path) -> tuple[int, int, tuple[Line, ...]]:
-    """Adds the good records of the files to `into`: how many were added, how many it or the files had twice, and the
-    refused lines. Raises OSError and ValueError if `into` cannot be read or written.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """What became of the lines."""
+
+    added: int
+    twice: int  # that the file or the others had already
+    refused: tuple[Line, ...]
+    names: tuple[
+        str, ...
+    ]  # of devices and processors that no table has: only a person can tell what they say
+
+
+def merge(paths: list[Path], into: Path) -> Merged:
+    """Adds the good records of the files to `into`. Raises OSError and ValueError if it cannot be read or written."""
+    into = into.resolve()  # a link stays a link
+    if into.exists() and not into.is_file():
+        raise ValueError(f"{into} is not a file: give another name to --into")
     old = read_rows(into) if into.exists() else []
     known = {as_line(row) for row in old}
     added: list[str] = []
+    names: dict[str, None] = {}
     twice, refused = 0, []
     for path in paths:
         for line in lines_of(path):
@@ -291,10 +310,17 @@ def merge(paths: list[Path], into: Path) -> tuple[int, int, tuple[Line, ...]]:
             else:
                 known.add(text_line)
                 added.append(text_line)
+                names |= dict.fromkeys(_new_names(line.record))
     if added:
         with replacing(into) as file:
             file.write("".join(f"{line}\n" for line in [*map(json.dumps, old), *added]).encode())
-    return len(added), twice, tuple(refused)
+    return Merged(added=len(added), twice=twice, refused=tuple(refused), names=tuple(names))
+
+
+def _new_names(record: Record) -> Iterator[str]:
+    for name in (record["hardware"], record["cpu"]):
+        if device_like(name) is None and processor_like(name) is None:
+            yield name
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -305,13 +331,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, default=OUT, metavar="FILE")
     arguments = parser.parse_args(argv)
     try:
-        added, twice, refused = merge(arguments.records, arguments.into)
+        merged = merge(arguments.records, arguments.into)
     except (OSError, ValueError) as error:
         print(f"merge_speed_records: {error}", file=sys.stderr)
         return 2
-    for line in refused:
+    for line in merged.refused:
         print(printable(f"refused: {line.place}: {line.reason}"), file=sys.stderr)
-    print(f"{added} added to {arguments.into}, {twice} already there, {len(refused)} refused")
+    refused = len(merged.refused)
+    print(
+        f"{merged.added} added to {arguments.into}, {merged.twice} already there, {refused} refused"
+    )
+    for name in merged.names:
+        print(f"not in EdgeKit's tables, read it before you publish the file: {name}")
     return 1 if refused else 0
 
 

@@ -95,19 +95,23 @@ def score(rows: Iterable[dict[str, object]]) -> tuple[list[Scored], Counter[str]
     for row in rows:
         count = bool(row.get("tg_tok_s")) + bool(row.get("pp_tok_s"))
         try:
-            points = list(points_of(row))
+            found = [scored_point(point) for point in points_of(row)]
         except UnknownError as error:
             unknown[error.part] += count
             continue
-        except (EdgekitError, KeyError, TypeError, ValueError, OverflowError) as error:
+        except (
+            EdgekitError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+        ) as error:
             unknown[f"row cannot be read ({type(error).__name__})"] += count
             continue
-        for point in points:
-            one = scored_point(point)
-            if one is None:
-                unknown["speed"] += 1
-            else:
-                scored.append(one)
+        if None in found:
+            unknown["speed"] += found.count(None)
+        scored += filter(None, found)
     return scored, unknown
 
 

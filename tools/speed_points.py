@@ -6,7 +6,6 @@ that the prompt is in the context.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -36,6 +35,7 @@ BACKENDS = {"rocm": "hip"}  # EdgeKit's name
 ENGINES = {"mlx": "mlx", "vllm": "vllm"}  # others are llama.cpp or built on it
 UNKNOWN_GEN_TOKENS = 128
 UNKNOWN_RAM_GIB = 64
+MAX_TOKENS_PER_S = 1e7
 _SHARD = re.compile(r"(?:-\d{5}-of-\d{5})?(?:\.gguf)?$")
 _QUANT = re.compile(r"[-._](?:UD-)?(?:I?Q\d\w*|BF16|F16|MXFP4\w*|NVFP4|GGUF|AWQ)$", re.IGNORECASE)
 _MIXES = {"MXFP4": "MXFP4_MOE", "Q4_K_XL": "UD-Q4_K_XL"}
@@ -89,8 +89,8 @@ def points_of(row: dict[str, Any]) -> Iterator[Point]:
         measured = row.get(key)
         if not measured:
             continue
-        if not 0 < float(measured) < math.inf:
-            raise ValueError(f"{key} must be positive (got {measured!r})")
+        if isinstance(measured, bool) or not 0 < float(measured) < MAX_TOKENS_PER_S:
+            raise ValueError(f"{key} is not a speed: {measured!r}")
         before = prompt_tokens if row.get("record") else 0
         filled = depth if is_prompt else depth + before + new_tokens // 2
         if is_prompt and engine == "mlx":

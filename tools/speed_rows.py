@@ -18,7 +18,7 @@ COLUMNS: dict[str, type] = {
     "licence": str,
 }  # fmt: skip
 MAX_LINE_CHARS = 64 * 1024  # a row has less than 2,000
-MAX_ROWS = 100_000  # all are held in memory
+MAX_LINES = 100_000  # all are held in memory
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -35,7 +35,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         with opener(path, "rt", encoding="utf-8") as file:
             while line := file.readline(MAX_LINE_CHARS + 1):
                 number += 1
-                _check_size(line, len(rows))
+                _check_size(line, number)
                 if not line.strip():
                     continue
                 if not is_table:
@@ -49,11 +49,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _check_size(line: str, count: int) -> None:
+def _check_size(line: str, number: int) -> None:
     if len(line) > MAX_LINE_CHARS:
         raise ValueError(f"longer than {MAX_LINE_CHARS:,} characters")
-    if count >= MAX_ROWS:
-        raise ValueError(f"more than {MAX_ROWS:,} rows")
+    if number > MAX_LINES:
+        raise ValueError(f"more than {MAX_LINES:,} lines")
 
 
 def _object(line: str) -> dict[str, Any]:

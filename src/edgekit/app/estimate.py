@@ -282,7 +282,10 @@ def check_acceptance(request: Request, engine: str) -> None:
         raise UsageError(
             f"--acceptance only works with llama.cpp and a draft model, not with {engine}: leave it out"
         )
-    if not rules.draft_tokens(rules.setup(request.values(engine))[1]):
+    values = request.values(engine)
+    if not rules.draft_tokens(rules.setup(values)[1]):
+        if companions_in(rules.flags, values).get("drafter"):
+            raise UsageError("--acceptance needs drafted tokens: --draft-max 0 turns drafting off")
         raise UsageError(
             "--acceptance needs a draft model: add -md MODEL, or --spec-type draft-mtp if the model has its own "
             "prediction layers"

@@ -111,7 +111,7 @@ def speed_record(
     """The record of one measured speed. Raises UsageError with the reason if it would be of no use."""
     pace = None if engine is None else engine.pace
     if engine is None or pace is None:
-        raise UsageError("no speed was measured: see the notes")
+        raise UsageError("no speed was saved: see the notes")
     if not (pace.new_tokens and pace.backend):
         raise UsageError(
             f"{pace.label}: measured by an earlier EdgeKit; run `edgekit calibrate` again"
@@ -228,6 +228,8 @@ def shared_lines(path: Path) -> tuple[str, ...]:
         raise UsageError(f"--share: there is no folder {path.parent}")
     if not path.exists():
         return ()
+    if not path.is_file():
+        raise UsageError(f"--share: {path} is not a file: give another name")
     try:
         with open_file(path) as file:
             raw = file.read(MAX_FILE_BYTES + 1)

@@ -84,51 +84,49 @@ def modelled_speed(
     places = places_of(run)
     if places is None:
         return None
-    values = constants()
-    decode = 1 / decode_s(run, places, moment, values)
-    prefill_s = prompt_token_s(run, places, moment, values)
-    ratio = measured or MeasuredRatio()
-    decode_kind = speed_kind(places, moment, is_prompt=False, calibrated=measured is not None)
-    prompt_kind = speed_kind(places, moment, is_prompt=True, calibrated=ratio.prefill is not None)
+    values, ratio = constants(), measured or MeasuredRatio()
+    decode = ratio.decode / decode_s(run, places, moment, values)
+    prompt_s = prompt_token_s(run, places, moment, values)
+    prefill = None
+    if prompt_s is not None:
+        typical, is_measured = (ratio.prefill or 1.0) / prompt_s, ratio.prefill is not None
+        prefill = speed_range(typical, places, moment, is_prompt=True, calibrated=is_measured)
     because = _because(run, places, moment.filled_tokens)
     if measured is not None and measured.text:
         because += f"; {measured.text}"
     assumed = any(place.assumed and place.reads.is_read for place in places)
     return Speed(
-        decode=_interval(decode * ratio.decode, values[f"spread.decode.{decode_kind}"]),
-        prefill=None
-        if prefill_s is None
-        else _interval((ratio.prefill or 1.0) / prefill_s, values[f"spread.prompt.{prompt_kind}"]),
+        decode=speed_range(decode, places, moment, calibrated=measured is not None),
+        prefill=prefill,
         because=because,
         basis=Basis.ASSUMED if assumed else Basis.MODELLED,
     )
 
 
-def speed_range(typical: float, places: tuple[Place, ...], moment: Moment) -> tuple[float, float]:
-    """The interval of a decoding speed."""
-    kind = speed_kind(places, moment, is_prompt=False)
-    return _interval(typical, constants()[f"spread.decode.{kind}"])
-
-
-def _interval(typical: float, spread: float) -> tuple[float, float]:
-    return typical / spread, typical * spread
-
-
-def speed_kind(
+def speed_range(
+    typical: float,
     places: tuple[Place, ...],
     moment: Moment,
     *,
-    is_prompt: bool,
+    is_prompt: bool = False,
     calibrated: bool = False,
-) -> str:
+) -> tuple[float, float]:
+    """The interval of a speed."""
+    values, word = constants(), "prompt" if is_prompt else "decode"
+    kind = speed_kind(places, moment, is_prompt=is_prompt)
+    spread = values[f"spread.{word}.{kind}"]
+    if calibrated and kind not in {"assumed", "users"}:  # a calibration measures one user
+        spread = min(spread, values[f"spread.{word}.calibrated"])
+    return typical / spread, typical * spread
+
+
+def speed_kind(places: tuple[Place, ...], moment: Moment, *, is_prompt: bool) -> str:
     """What decides how wide the interval is: the kind of machine, and whether a machine like it was measured."""
     read = [place for place in places if place.reads.is_read]
     if any(place.guessed for place in read):
         return "assumed"
     if moment.users * (1 + moment.drafted_tokens) > 1 and not is_prompt:
-        return "users"  # a calibration measures one
-    if calibrated:
-        return "calibrated"
+        return "users"
     hosts = sum(place.is_host for place in read)
     if hosts:
         return "cpu" if hosts == len(read) else "split"

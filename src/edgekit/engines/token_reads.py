@@ -135,17 +135,18 @@ def token_reads(
     pools = tuple(
         PoolReads(
             pool=pool,
-            weights_bytes=weights.bytes_read[pool],
+            weights_bytes=weights[pool].bytes_read,
             state_bytes=states[pool],
             caches=tuple(caches[pool]),
-            layers=len(weights.layers[pool]),
-            held_bytes=weights.held_bytes[pool],
-            experts_bytes=weights.experts_read[pool],
-            held_experts_bytes=weights.held_experts[pool],
+            layers=len(weights[pool].layers),
+            held_bytes=weights[pool].held_bytes,
+            experts_bytes=weights[pool].experts_read,
+            held_experts_bytes=weights[pool].held_experts,
         )
         for pool in bill.pools
     )
-    crossings = _crossings(weights.layers, len(active.layers) + 1)
+    layers_of = {pool: of_pool.layers for pool, of_pool in weights.items()}
+    crossings = _crossings(layers_of, len(active.layers) + 1)
     return TokenReads(pools=pools, crossings=crossings, context_tokens=context, weights=active)
 
 
@@ -199,27 +200,24 @@ def prediction_reads(reads: TokenReads, bill: MemoryEstimate, *, outside: Outsid
     return reads._replace(pools=tuple(pools), crossings=0, weights=weights)
 
 
-class _WeightReads(NamedTuple):
-    """The weights of each pool: bytes that one token reads, layers computed there, and all bytes."""
+class _WeightReads:
+    """The weights of a pool: bytes that one token reads, layers computed there, and all bytes."""
 
-    bytes_read: Mapping[Pool, float]
-    layers: Mapping[Pool, set[int]]
-    held_bytes: Mapping[Pool, int]
-    experts_read: Mapping[Pool, float]
-    held_experts: Mapping[Pool, float]
+    __slots__ = ("bytes_read", "experts_read", "held_bytes", "held_experts", "layers")
+
+    def __init__(self) -> None:
+        self.bytes_read = self.experts_read = self.held_experts = 0.0
+        self.held_bytes = 0
+        self.layers: set[int] = set()
 
 
 def _weight_reads(
     model: Model, bill: MemoryEstimate, active: ActiveWeights, outside: Outside
-) -> _WeightReads:
+) -> dict[Pool, _WeightReads]:
     """The weights that one token reads from each pool."""
     lines = [line for line in bill.lines if line.component is Component.WEIGHTS and not line.part]
-    bytes_read: dict[Pool, float] = defaultdict(float)
-    layers: dict[Pool, set[int]] = defaultdict(set)
-    held_bytes: dict[Pool, int] = defaultdict(int)
+    reads: dict[Pool, _WeightReads] = defaultdict(_WeightReads)
     outside_bytes: dict[Pool, float] = defaultdict(float)
-    experts_read: dict[Pool, float] = defaultdict(float)
-    held_experts: dict[Pool, float] = defaultdict(float)
     kinds: dict[int, set[PoolKind]] = defaultdict(set)  # where each layer is
     for line in lines:
         if line.layer is not None:
@@ -228,7 +226,8 @@ def _weight_reads(
         if line.layer is None:
             outside_bytes[line.pool] += line.size_bytes
             continue
-        held_bytes[line.pool] += line.size_bytes
+        of_pool = reads[line.pool]
+        of_pool.held_bytes += line.size_bytes
         if line.layer >= len(active.layers):
             continue
         layer = active.layers[line.layer]
@@ -239,23 +238,17 @@ def _weight_reads(
         else:
             experts = max(0.0, line.size_bytes - layer.plain)
         used = experts * layer.used_share
-        held_experts[line.pool] += experts
-        experts_read[line.pool] += used * model.geometry.loops
-        bytes_read[line.pool] += (line.size_bytes - experts + used) * model.geometry.loops
-        layers[line.pool].add(line.layer)
+        of_pool.held_experts += experts
+        of_pool.experts_read += used * model.geometry.loops
+        of_pool.bytes_read += (line.size_bytes - experts + used) * model.geometry.loops
+        of_pool.layers.add(line.layer)
     outside_read = outside(outside_bytes, active)
     for pool, size in outside_read.items():
-        bytes_read[pool] += size
-        held_bytes[pool] += int(size)
+        reads[pool].bytes_read += size
+        reads[pool].held_bytes += int(size)
     if outside_read:  # the head comes after the last layer
-        layers[max(outside_read, key=outside_read.__getitem__)].add(len(active.layers))
-    return _WeightReads(
-        bytes_read=bytes_read,
-        layers=layers,
-        held_bytes=held_bytes,
-        experts_read=experts_read,
-        held_experts=held_experts,
-    )
+        reads[max(outside_read, key=outside_read.__getitem__)].layers.add(len(active.layers))
+    return reads
 
 
 def _cache_reads(
@@ -266,6 +259,7 @@ def _cache_reads(
     request_bytes = facts.get("request_bytes")  # of one request, if the line is a pool for all
     streams = facts.get("kv_streams", load.sequences)
     stream_count = streams if isinstance(streams, int) and streams > 0 else 1
+    cells = facts.get("kv_swa_cells")  # of llama.cpp's cache for windows
     layers = model.geometry.layers
     readers: dict[int, int] = {}  # how many layers read the cache of a layer, if more than one
     for layer in layers:
@@ -285,6 +279,8 @@ def _cache_reads(
             mixer = layers[line.layer].mixer
             spans = [stream.span_tokens for stream in mixer.streams if stream.span is not Span.ALL]
             span = max(1, min([context, *spans]))
+            if isinstance(cells, int):  # also of other sequences, and of the tokens of a batch
+                size *= min(1.0, span / cells)
         sizes[line.pool, span] += size * times
     caches: dict[Pool, list[CacheRead]] = defaultdict(list)
     for (pool, tokens), size in sizes.items():
@@ -381,7 +377,7 @@ def _stored_weights(model: Model) -> Iterator[_Weights]:
     """The tensors in the header."""
     tensors = model.header.tensors or ()
     roles = roles_of(tensors, layers=len(stored_layers(model.geometry)))
-    is_tied = Role.OUTPUT not in roles
+    is_tied = Role.OUTPUT not in roles and not model.geometry.embeds  # no head is computed
     # In a tied model the token embedding is also the head; tables of positions or of every layer are not.
     other_tables = ("per_layer", "position", "wpe", "type")
     tables = [
@@ -409,7 +405,7 @@ def _weights_by_recipe(model: Model) -> Iterator[_Weights]:
     from edgekit.model.tensors import expected_tensors
 
     tables = {TensorRole.POSITION, TensorRole.SEGMENT, TensorRole.LAYER_EMBEDDING}
-    if not model.geometry.tied_embeddings:
+    if not model.geometry.tied_embeddings or model.geometry.embeds:
         tables.add(TensorRole.EMBEDDING)
     stored = model.header.quantization
     expert_scale = MXFP4_SHARE if stored is not None and stored.method == "mxfp4" else 1.0
@@ -440,6 +436,7 @@ def _weights_by_widths(geometry: ModelGeometry) -> Iterator[_Weights]:
             size = matrices * experts.width * experts.count
             yield _Weights(index, size, size, are_experts=True)
     table = hidden * (geometry.vocabulary or 0)
-    yield _Weights(None, table, 0)  # the head
-    if not geometry.tied_embeddings:
+    if not geometry.embeds:
+        yield _Weights(None, table, 0)  # the head
+    if not geometry.tied_embeddings or geometry.embeds:
         yield _Weights(None, table, 0, are_looked_up=True)

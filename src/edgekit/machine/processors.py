@@ -219,7 +219,8 @@ _USUAL_SPEEDS = {
     "LPDDR5": 6400, "LPDDR5X": 7500,
 }  # fmt: skip
 _MAX_TEXT_CHARS = 80
-_MAX_CHANNELS = 64  # two sockets with 12 channels have 24
+_MAX_CHANNELS = 64
+MOST_CHANNELS = 24  # two sockets with 12
 SPEEDS = range(400, 20_001)  # MT/s: below DDR2's, above the fastest on the market
 _CHANNEL_WORDS = {"single": 1, "dual": 2, "quad": 4}
 _MEMORY = re.compile(
@@ -263,10 +264,12 @@ def memory_of(text: str) -> MemoryText:
         raise UsageError(f"{text[:40]!r} is not RAM such as 32G, 32G DDR5-6000 or 2x16G DDR4-3200")
     kind = (match["kind"] or "").upper()
     if kind and kind not in _USUAL_SPEEDS:
-        raise UsageError(f"{text[:40]!r}: unknown kind of memory {kind}")
+        raise UsageError(f"{text[:40]!r}: unknown kind of memory {kind}; for example 32G DDR5-6000")
     speed = int(match["speed"]) if match["speed"] else None
     if speed is not None and speed not in SPEEDS:
-        raise UsageError(f"{text[:40]!r}: {speed} MT/s is not a speed of memory")
+        raise UsageError(
+            f"{text[:40]!r}: {speed} MT/s is not a speed of memory; for example 32G DDR5-6000"
+        )
     modules = int(match["modules"]) if match["modules"] else None
     channels = int(match["channels"]) if match["channels"] else None
     if match["word"]:
@@ -341,14 +344,15 @@ def _channels(memory: MemoryText, processor: KnownProcessor | None) -> tuple[flo
             raise UsageError(f"--ram: {processor.name} has {most}, not {memory.channels}")
         return memory.channels, True
     if processor is not None:
-        if memory.modules is None or memory.kind.startswith("LP"):
-            return processor.channels, True
+        if memory.modules is None or memory.kind.startswith("LP"):  # servers often leave some empty
+            is_known = processor.channels <= DESKTOP_CHANNELS or memory.kind.startswith("LP")
+            return processor.channels, is_known
         return min(memory.modules, processor.channels), True
     if memory.modules is None:
         return DESKTOP_CHANNELS, False
     if DESKTOP_CHANNELS < memory.modules <= DESKTOP_MODULES:
         return DESKTOP_CHANNELS, False
-    return memory.modules, True
+    return min(memory.modules, MOST_CHANNELS), memory.modules <= MOST_CHANNELS
 
 
 def _family(kind: str) -> str:

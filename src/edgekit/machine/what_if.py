@@ -17,6 +17,7 @@ from edgekit.machine.devices import (
     DeviceKind,
     KnownDevice,
     default_working_set_bytes,
+    device_like,
     find_device,
     mesa_heap_bytes,
     working_set_because,
@@ -138,6 +139,8 @@ def _counted_parts(flag: str, text: str) -> list[tuple[int, str]]:
         count_first = f"{after[2]}x {after[1]}" if after else part
         before = _COUNT_BEFORE.fullmatch(count_first)
         count, name = (1, part) if before is None else (int(before[1]), before[2])
+        if count > MAX_CARDS and device_like(part) is not None:  # 7900 XTX
+            count, name = 1, part
         if not name.strip():
             raise UsageError(f"{flag} is empty, or ends with a comma")
         if not 1 <= count <= MAX_CARDS:

@@ -528,7 +528,7 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
         speed_at=None if speed is None else partial(speed_of, candidate),
         speculation=None if speed is None else speculation_of(candidate),
         first_token=None if speed is None else _first_token(candidate),
-        load_time=load_time(priced.estimate.weights_bytes, task.machine),
+        load_time=load_time(_read_bytes(candidate), task.machine),
         min_speed=task.min_speed,
         estimate=priced.estimate,
         reasons=() if candidate.step else tuple(fitting.reasons(priced, max_context)),
@@ -538,6 +538,16 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
         way=priced.placement,
         machine=task.machine,
     )
+
+
+def _read_bytes(candidate: Candidate) -> int:
+    """What is read from the disk to load the weights: on several cards more than the bill of one."""
+    task, priced = candidate.task, candidate.priced
+    setup = priced.placement.setup
+    stored = engine_named(task.engine).download_bytes(
+        candidate.variant.model, setup, priced.estimate
+    )
+    return max(stored or 0, priced.estimate.weights_bytes)
 
 
 def speed_of(candidate: Candidate, moment: Moment = USUAL) -> Speed | None:

@@ -233,7 +233,8 @@ def _weights_because(choice: Choice, candidate: Candidate) -> str:
         return f"the largest that fits on the GPU{fast}"
     first = choice.attempts[0].variant
     if candidate.variant.accuracy > first.accuracy:
-        return "the most accurate that fits comfortably and is faster than reading speed"
+        fast = "with an empty context, faster than reading speed"
+        return f"the most accurate that fits comfortably and is, {fast}"
     return "the usual quantisation"
 
 

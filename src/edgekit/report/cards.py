@@ -95,6 +95,9 @@ def cards_text(
 def _sections(recommendation: Recommendation, words: str, *, why: bool) -> Sections:
     """The best model's headline, the table, skipped models, notes and the next command."""
     suggestions, nearest = recommendation.suggestions, recommendation.nearest
+    # Of models of unknown speed, the nearest says nothing about a requested one.
+    if nearest is not None and nearest.plan.fits and recommendation.request.min_speed is not None:
+        nearest = None
     shown = suggestions or tuple(filter(None, (recommendation.fastest, nearest)))
 
     def first_headline(screen: Screen) -> list[str]:
@@ -161,7 +164,8 @@ def cards_headline(recommendation: Recommendation) -> str:
     if nearest is not None and nearest.plan.fits and request.min_speed is not None:
         wanted = min_speed_words(request.min_speed)
         return printable(
-            f"No model for {task} on {machine} is known to reach {wanted} tokens/s: speeds are unknown"
+            f"No model for {task} on {machine} is known to reach {wanted} tokens/s, because speeds are unknown: "
+            "name the GPU with --device, or leave --min-speed out"
         )
     if nearest is None:
         return printable(f"No known model for {task} runs with {request.engine} on {machine}")

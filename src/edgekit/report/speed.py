@@ -88,7 +88,9 @@ def speculation_rows(result: Verdict, *, has_drafter: bool | None = None) -> Ite
         has_drafter = any(line.part in _DRAFTING for line in result.estimate.lines)
     drafting = result.speculation
     if drafting is not None:
-        drafter = "the draft model" if drafting.drafter.model is not None else OWN_LAYERS
+        drafter = OWN_LAYERS
+        if drafting.drafter.model is not None:
+            drafter = f"{drafting.drafter.name} as the draft model"
         slower = drafting.speed.typical < result.speed.typical
         words = f"with {drafter} at {100 * drafting.acceptance:.3g} % acceptance "
         yield (

@@ -26,7 +26,7 @@ from edgekit.app.shared_speed import (
     with_public_model,
 )
 from edgekit.engines.llamacpp.run.generated import Shape, shape_name
-from edgekit.errors import OutputError, SourceError, UsageError
+from edgekit.errors import OutputError, UsageError
 from edgekit.machine.calibration import device_key, host_key
 from edgekit.machine.devices import all_devices
 from edgekit.machine.processors import all_processors
@@ -139,7 +139,7 @@ def test_speed_of_no_use_to_others_is_not_shared(pace: dict[str, Any], message: 
 def test_nothing_measured_is_not_shared() -> None:
     machine = on("RTX 4090")
     for engine in (None, replace(measured(machine), pace=None)):
-        with pytest.raises(UsageError, match="no speed was measured"):
+        with pytest.raises(UsageError, match="no speed was saved"):
             speed_record(machine, HOST, engine)
 
 
@@ -293,7 +293,7 @@ def test_full_file_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_folder_and_missing_folder_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="folder"):
+    with pytest.raises(UsageError, match="is not a file: give another name"):
         shared_lines(tmp_path)
     with pytest.raises(UsageError, match="there is no folder"):
         shared_lines(tmp_path / "nowhere" / "speeds.jsonl")

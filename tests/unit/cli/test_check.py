@@ -556,7 +556,7 @@ ERRORS = [
     (["{llama}", "--job=-1+5"], 2, "--job: must not be negative (got -1)"),
     (["{llama}", "--min-speed", "0"], 2, "--min-speed takes tokens per second above 0"),
     (["{llama}", "--acceptance", "0.7"], 2, "--acceptance needs a draft model: add -md MODEL"),
-    (["{llama}", "-md", "qwen3-0.6b", "--draft-max", "0", "--acceptance", "0.7"], 2, "--acceptance needs a draft model"),
+    (["{llama}", "-md", "qwen3-0.6b", "--draft-max", "0", "--acceptance", "0.7"], 2, "--draft-max 0 turns drafting off"),
     (["{llama}", "--engine", "vllm", "--acceptance", "0.7"], 2, "only works with llama.cpp and a draft model, not with vllm"),
     (["{llama}", "--acceptance", "70"], 2, "--acceptance takes a share from 0 to 100%, for example 70% or 0.7 (got '70')"),
     (["{llama}", "--acceptance", "nan"], 2, "--acceptance takes a share"),
@@ -750,9 +750,8 @@ def test_ascii_output_has_no_replaced_characters(
 def test_closed_pipe_is_not_an_error(llama: str) -> None:
     command = f"{shlex.quote(sys.executable)} -m edgekit check {shlex.quote(llama)} --ram 24G"
     completed = subprocess.run(["sh", "-c", f"{command} | head -1"], capture_output=True, text=True, check=True, timeout=PATIENCE_S)  # fmt: skip
-    assert (
-        completed.stdout == "Runs on the CPU: 8.7 of 23.0 GiB at 32K, about 6.5 tokens/s (3.0-14)\n"
-    )
+    line = r"Runs on the CPU: 8\.7 of 23\.0 GiB at 32K, about [\d.]+ tokens/s \([\d.]+-\d+\)\n"
+    assert re.fullmatch(line, completed.stdout)
     assert completed.stderr == ""
 
 
@@ -859,7 +858,7 @@ def test_acceptance_shows_the_speed_with_the_draft_model(
     _, out, _ = run_check(capsys, *argv)
     assert "--acceptance 70% shows the speed if 70 % are" in " ".join(out.split())
     _, out, _ = run_check(capsys, *argv, "--acceptance", "70%")
-    assert "with the draft model at 70 % acceptance about " in " ".join(out.split())
+    assert "as the draft model at 70 % acceptance about " in " ".join(out.split())
     drafting: dict[str, Any] = {}
     for acceptance in ("0", "0.7", "100%"):
         _, out, _ = run_check(capsys, *argv, "--acceptance", acceptance, "--json")

@@ -208,7 +208,7 @@ def test_acceptance_shows_the_speed_with_the_proposed_draft_model(
     _, out, _ = run_plan(capsys, *argv)
     assert "--acceptance" not in out
     _, out, _ = run_plan(capsys, *argv, "--acceptance", "0.7")
-    assert "with the draft model at 70 % acceptance about " in " ".join(out.split())
+    assert "as the draft model at 70 % acceptance about " in " ".join(out.split())
     _, out, _ = run_plan(capsys, *argv, "--acceptance", "0.7", "--json")
     speed = json.loads(out)["speed"]
     assert speed["typical"] < speed["speculative"]["typical"] < 4 * speed["typical"]

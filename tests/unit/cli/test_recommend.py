@@ -161,7 +161,9 @@ def test_min_speed_leaves_out_models_of_unknown_speed(capsys: pytest.CaptureFixt
     code, out, _ = run_recommend(capsys, "--vram", "24G", "--min-speed", "20")
     assert code == 3
     words = " ".join(out.split())
-    assert "is known to reach 20 tokens/s: speeds are unknown" in words
+    assert "is known to reach 20 tokens/s, because speeds are unknown: name the GPU" in words
+    assert "Runs" not in words
+    assert "edgekit plan" not in words
     assert " of unknown speed" in words
 
 

@@ -355,7 +355,7 @@ def test_ranks_of_vllm_are_faster_and_stages_are_not(count: int, filled: int) ->
     assert ranks.typical_prefill is not None
     assert single.typical_prefill < ranks.typical_prefill < count * single.typical_prefill
     assert 0.9 * single.typical < stages.typical < single.typical
-    assert stages.typical_prefill == pytest.approx(single.typical_prefill, rel=0.01)
+    assert stages.typical_prefill == pytest.approx(single.typical_prefill, rel=0.02)
 
 
 def test_several_cards_read_a_long_prompt_like_a_pipeline() -> None:
@@ -380,6 +380,7 @@ def test_calibration_moves_the_speed_to_the_measurement_and_narrows_it() -> None
     speed = llama_cpp_speed(model, H200, CUDA, filled=64, calibration=ratio)
     assert speed.typical == pytest.approx(258.9)
     assert speed.typical_prefill == pytest.approx(8618)
+    assert width(speed) <= width(plain)
     other = recorded("mamba-2.8b", "Q8_0")
     plain = llama_cpp_speed(other, machine_like_no_other(), CUDA)
     narrowed = llama_cpp_speed(other, machine_like_no_other(), CUDA, calibration=ratio)

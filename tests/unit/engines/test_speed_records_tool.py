@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tools.merge_speed_records import CHECKS, RefusedError, check_record, main
 from tools.score_speed import score
-from tools.speed_rows import read_rows
+from tools.speed_rows import MAX_LINES, read_rows
 
 from edgekit.app.shared_speed import MAX_FILE_BYTES, NAMES
 from edgekit.engines.llamacpp.run.generated import Shape, shape_name
@@ -156,6 +156,51 @@ def test_every_refused_line_is_reported_and_the_others_are_added(
     ]
     for words in ("not JSON", "not an object", "NaN is not a number", "tg_tok_s must be a number", "appears twice"):  # fmt: skip
         assert words in err
+
+
+def test_points_go_into_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = str(write(tmp_path / "records.jsonl", GOOD))
+    assert main([records, "--into", str(tmp_path)]) == 2
+    assert "is not a file" in capsys.readouterr().err
+    into, link = write(tmp_path / "points.jsonl"), tmp_path / "link.jsonl"
+    link.symlink_to(into)
+    assert main([records, "--into", str(link)]) == 0
+    assert link.is_symlink()
+    assert read_rows(into) == [GOOD]
+
+
+def test_names_that_no_table_has_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = GOOD | {"cpu": "the PC of Ada"}
+    into = tmp_path / "points.jsonl"
+    main([str(write(tmp_path / "records.jsonl", GOOD, new)), "--into", str(into)])
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "not in EdgeKit's tables, read it before you publish the file: the PC of Ada"
+    ]
+
+
+STRANGE: dict[str, dict[str, Any]] = {
+    "no bandwidth": {"host_gb_s": 1e-300, "backend": "cpu", "hardware": "Ryzen 7 7700"},
+    "true as model": {"model": True},
+    "a number as model": {"model": -1},
+    "true as speed": {"tg_tok_s": True},
+    "too fast": {"tg_tok_s": 1e308},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", STRANGE.values(), ids=STRANGE.keys())
+def test_scorer_counts_rows_that_cannot_be_read(changes: dict[str, Any]) -> None:
+    scored, unknown = score([GOOD, GOOD | changes])
+    assert len(scored) == 2
+    assert unknown.total() == 2
+
+
+def test_scorer_refuses_endless_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "points.jsonl"
+    path.write_bytes(b"\n" * (MAX_LINES + 1))
+    with pytest.raises(ValueError, match="more than 100,000 lines"):
+        read_rows(path)
 
 
 def test_long_missing_and_other_files_are_refused(

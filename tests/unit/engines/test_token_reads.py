@@ -7,16 +7,19 @@ from dataclasses import replace
 import pytest
 from tests.recorded import config_header, engine_models, rows
 
+from edgekit.app.open import open_named
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.speed import reads_per_token
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup
-from edgekit.engines.token_reads import PoolReads, TokenReads, token_reads
+from edgekit.engines.token_reads import PoolReads, TokenReads, active_weights, token_reads
 from edgekit.engines.vllm.estimate import estimate as vllm_estimate
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.types import DEVICE, HOST
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
+from edgekit.request import Session
+from edgekit.sources.types import Reach
 
 CPU, CUDA = LlamaCppSetup(backend=Backend.CPU), LlamaCppSetup(backend=Backend.CUDA)
 
@@ -101,6 +104,21 @@ def test_token_reads_a_sliding_window_up_to_its_length() -> None:
     sliding = next(cache for cache in card.caches if cache.full_tokens == 1024)
     assert sliding.filled_bytes(512) == sliding.full_bytes / 2
     assert sliding.filled_bytes(1024) == sliding.filled_bytes(30_000) == sliding.full_bytes
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 8])
+def test_one_user_reads_the_window_however_many_may_come(sequences: int) -> None:
+    model = recorded("gemma-3-27b")
+    load = Load(context_tokens=32_768, sequences=sequences, unified=True)
+    reads = reads_per_token(model, load, CUDA, estimate(model, load, CUDA))
+    # 62 layers, 16 heads of 128 for keys and values, 16 bits each
+    assert card_of(reads).cache_bytes(1024) == 62 * 16 * 128 * 2 * 2 * 1024
+
+
+def test_embedding_models_do_not_read_a_table_as_a_head() -> None:
+    header = open_named("bge-large-en-v1.5", Session(reach=Reach(network=False)))
+    model = header.as_file("llama.cpp").model
+    assert active_weights(model).outside_read < 0.01 * active_weights(model).outside
 
 
 def test_token_reads_and_writes_a_recurrent_state_of_constant_size() -> None:

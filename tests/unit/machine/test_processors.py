@@ -145,7 +145,7 @@ def bandwidth(ram: str, cpu: str | None = None) -> HostBandwidth | None:
         ("16G DDR5-6000", "Ryzen 7 7700", (2 * 6000 * 8, "2 channels of DDR5-6000, --ram", Basis.MODELLED)),
         ("1x16G DDR5-6000", "Ryzen 7 7700", (6000 * 8, "1 channel of DDR5-6000, --ram", Basis.MODELLED)),
         ("4x16G DDR5-3600", "Ryzen 7 7700", (2 * 3600 * 8, "2 channels of DDR5-3600, --ram", Basis.MODELLED)),
-        ("768G", "EPYC 9654", (12 * 4800 * 8, "12 channels of DDR5-4800, assumed: the fastest that EPYC 9654 officially takes", Basis.ASSUMED)),
+        ("768G", "EPYC 9654", (12 * 4800 * 8, "12 channels (assumed) of DDR5-4800, assumed: the fastest that EPYC 9654 officially takes", Basis.ASSUMED)),
         ("24x32G DDR5-4800 24 channels", "EPYC 9654", (24 * 4800 * 8, "24 channels of DDR5-4800, --ram", Basis.MODELLED)),
         ("8G", "Raspberry Pi 5", (17_100, "official figure for Raspberry Pi 5", Basis.MODELLED)),
         ("32G DDR5-6000", None, (2 * 6000 * 8, "2 channels (assumed) of DDR5-6000, --ram", Basis.ASSUMED)),

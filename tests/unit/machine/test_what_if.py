@@ -70,6 +70,12 @@ def test_cards_by_name(texts: list[str], name: str, cards: list[int]) -> None:
     assert any("system RAM unknown" in note for note in machine.notes)
 
 
+@pytest.mark.parametrize("text", ["7900 XTX", "7900XTX", "RX 7900 XTX"])
+def test_name_that_looks_like_a_number_of_cards(text: str) -> None:
+    (card,) = what_if_machine(devices=(text,)).devices
+    assert card.name == "RX 7900 XTX"
+
+
 def test_card_from_the_table() -> None:
     card = what_if_machine(devices=["rtx 4090"], ram="64G").devices[0]
     assert (card.vendor, card.capability) == (Vendor.NVIDIA, (8, 9))

@@ -6,14 +6,15 @@ import math
 from dataclasses import replace
 
 from tests.unit.plan.machines import cards, cpu
-from tests.unit.plan.tasks import GEMMA, LLAMA, any_mix, one_file, rated
+from tests.unit.plan.tasks import GEMMA, LLAMA, any_mix, of_config, one_file, rated, task_for
 
-from edgekit.bill.types import USUAL_PROMPT_TOKENS, Job, Load, Moment
+from edgekit.bill.types import USUAL_PROMPT_TOKENS, Job, Load, Moment, Start
 from edgekit.bill.waits import NVME_BYTES_PER_S
 from edgekit.engines.speed import expected_speed
+from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.types import Disk, HostMeasured, Measured
 from edgekit.machine.what_if import requested_machine
-from edgekit.plan.choice import choose, judge, result_of
+from edgekit.plan.choice import choose, download_bytes, judge, result_of
 from edgekit.plan.plan import make_plan
 from edgekit.units import Basis
 
@@ -145,7 +146,8 @@ def test_load_time_is_that_of_the_measured_disk_or_of_a_usual_one() -> None:
     result = judge(one_file(LLAMA, machine))
     assert result.load_time is not None
     assert result.load_time.basis is Basis.ASSUMED
-    weights = result.estimate.weights_bytes
+    weights = download_bytes(result)
+    assert weights is not None
     assert result.load_time.seconds == weights / NVME_BYTES_PER_S
     disk = Disk(folder="/tmp", read_bytes_per_s=10**9, write_bytes_per_s=1, date="2026-11-16")
     measured = Measured(host=HostMeasured(host="h", date="2026-11-16", disk=disk))
@@ -167,3 +169,17 @@ def test_speed_on_gpu_is_known_only_if_a_part_is_in_ram() -> None:
     whole = make_plan(one_file(GEMMA, rated(cards(48)), divided.result.context_tokens))
     assert whole.speed is not None
     assert math.isclose(divided.on_gpu_tokens_per_s, whole.speed.typical, rel_tol=0.01)
+
+
+def test_load_time_counts_the_weights_of_all_cards() -> None:
+    machine = requested_machine(devices=("4x H100 80GB",))
+    setup = VllmSetup(tensor_parallel_size=4)
+    task = task_for(
+        of_config("llama-3.1-8b"),
+        machine,
+        "vllm",
+        start=Start(setup=setup, fixed_flags=frozenset({"tensor_parallel_size"})),
+    )
+    result = judge(task)
+    assert result.load_time is not None
+    assert result.load_time.size_bytes > 3 * result.estimate.weights_bytes

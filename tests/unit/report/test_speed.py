@@ -242,7 +242,7 @@ def drafting(drafter: Drafter, decode: tuple[float, float]) -> Speculation:
 def test_speed_row_with_a_draft_model() -> None:
     small, own = Drafter(name="small", model=gguf(LLAMA)), Drafter(name=OWN_LAYERS)
     (words,) = speculation_rows(verdict(speculation=drafting(small, (40.0, 90.0))))
-    assert words == "with the draft model at 70.5 % acceptance about 60 tokens/s (40-90)"
+    assert words == "with small as the draft model at 70.5 % acceptance about 60 tokens/s (40-90)"
     (words,) = speculation_rows(verdict(speculation=drafting(own, (20.0, 45.0))))
     assert words == (
         "with its own prediction layers at 70.5 % acceptance about 30 tokens/s (20-45), slower than without"

@@ -9,6 +9,7 @@ from typing import Any
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Setup, Task, cache_type
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.flags import DRAFT_MAX
+from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.projectors import projector_of
 from edgekit.engines.llamacpp.setups import default_setup
 from edgekit.engines.llamacpp.types import (
@@ -139,11 +140,15 @@ def known_projector(opened: OpenModel, values: Mapping[str, Any]) -> ModelHeader
         files.container is Container.GGUF or files.origin not in {Origin.HUB, Origin.HUB_CACHE}
     ):
         return None
-    geometry = opened.model.geometry
-    config = opened.model.header.config
-    if files is None and not config:
+    return prepare(opened.model).projectors.get(opened.label, lambda: _projector(opened))
+
+
+def _projector(opened: OpenModel) -> ModelHeader | None:
+    """The projector by the model's config.json, or by its entry in the index."""
+    config, hidden = opened.model.header.config, opened.model.geometry.hidden
+    if opened.files is None and not config:
         config = _config_of_entry(opened.label)
-    return projector_of(config, geometry.hidden) if config and geometry.hidden else None
+    return projector_of(config, hidden) if config and hidden else None
 
 
 # Families of which all models with an encoder have the same one, by the architecture and family of an index entry that

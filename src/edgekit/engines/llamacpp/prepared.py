@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         TensorGroup,
         TensorPlacement,
     )
-    from edgekit.formats.types import Tensor
+    from edgekit.formats.types import ModelHeader, Tensor
     from edgekit.machine.types import Pool
     from edgekit.model.types import LayerKind, Model
 
@@ -32,6 +32,7 @@ class LlamaCppPrepared:
         self.source_model: Cached[SourceModel] = Cached()
         self.apart_and_tied: Cached[tuple[Model, Model]] = Cached()
         self.likely_heads: CachedBy[str, Model] = CachedBy()
+        self.projectors: CachedBy[str, ModelHeader | None] = CachedBy()  # by the label of the model
 
         # tensors and where they are
         self.tensors_by_name: Cached[dict[str, Tensor]] = Cached()
