@@ -184,10 +184,8 @@ def start_of(name: str) -> Start:
     if name in STARTS:
         return STARTS[name]
     if name in KNOWN:
-        return KNOWN[name] if "." not in name else _relative(name)
+        return _relative(name)
     first, *keys = name.split(".")
-    if not keys:
-        return STARTS[first]
     if first in FORMAT_FREEDOM:
         if len(keys) == 1 and keys[0] in BACKENDS:
             return Start(1.0, FIXED)  # "weights" and "prompt" have it

@@ -130,7 +130,9 @@ def scored_point(point: Point) -> Scored | None:
     slow, fast = speed.prefill if point.is_prompt and speed.prefill else speed.decode
     typical = math.sqrt(slow * fast)
     if point.is_end_to_end and speed.prefill is not None and not point.is_prompt:
-        read_s = prompt_tokens / math.sqrt(math.prod(speed.prefill))
+        before = speed_at(Moment(0, prompt_tokens=prompt_tokens))
+        prefill = speed.prefill if before is None or before.prefill is None else before.prefill
+        read_s = prompt_tokens / math.sqrt(math.prod(prefill))
         share = 1 / (1 + read_s * typical / point.new_tokens)
         slow, typical, fast = slow * share, typical * share, fast * share
     kinds = {line.pool.kind for line in point.bill.lines if line.component.value == "weights"}

@@ -36,7 +36,7 @@ USUAL = Moment(USUAL_FILL_TOKENS)
 def expected_speed(task: Task, priced: PricedLoad, moment: Moment = USUAL) -> Speed | None:
     """The speed of a priced load. None if a device's bandwidth is unknown, or if only the model's name is known."""
     bill = priced.estimate
-    weights = [line for line in bill.lines if line.component is Component.WEIGHTS]
+    weights = [line for line in bill.lines if line.component is Component.WEIGHTS and not line.part]
     is_rough = any(line.basis is Basis.ASSUMED for line in weights)
     if is_rough and task.bill is not None:
         return None

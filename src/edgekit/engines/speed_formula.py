@@ -175,10 +175,11 @@ def prompt_token_s(
     if not weights.parameters or not places or None in rates:
         return None
     batch = max(1, min(run.batch_tokens, moment.prompt_tokens))
-    held_bytes = sum(place.reads.held_bytes for place in places) or 1
+    read_bytes = sum(place.reads.weights_bytes for place in places) or 1.0
     # On average a prompt token attends to half of the prompt.
     attended = moment.filled_tokens + moment.prompt_tokens // 2
     attention = attention_flops(run.model.geometry, attended) * run.work_share
+    cached = sum(place.reads.cache_bytes(attended) for place in places) or 1.0
     on_cards = [place for place in places if not place.is_host]
     at_once, in_turn = 0.0, 0.0
     for place, own_rate in zip(places, rates, strict=True):
@@ -188,19 +189,22 @@ def prompt_token_s(
         worker, rate = (
             (on_cards[0], rates[places.index(on_cards[0])]) if is_sent else (place, own_rate)
         )
-        flops = 2.0 * weights.parameters * run.work_share * reads.held_bytes / held_bytes
-        read_bytes = reads.weights_bytes or 1.0
-        experts_share = reads.experts_bytes / read_bytes
-        # Kernels work on blocks of tokens, and few tokens of a batch use the same expert.
+        flops = 2.0 * weights.parameters * run.work_share * reads.weights_bytes / read_bytes
+        experts_share = reads.experts_bytes / (reads.weights_bytes or 1.0)
+        # Cards compute blocks of tokens, and few tokens of a batch use the same expert.
         per_expert = batch * reads.experts_bytes / (reads.held_experts_bytes or 1.0)
-        wasted = 1.0 + values.product("expert_tokens", worker.backend) / max(per_expert, 1e-6)
+        wasted = 1.0
+        if not worker.is_host:
+            wasted += values.product("expert_tokens", worker.backend) / max(per_expert, 1e-6)
         # Narrow matrices leave a part of the processor idle.
         narrow = 1.0 + values["prompt_width"] / max(run.model.geometry.hidden, 1)
         operations = flops * narrow * (1.0 + experts_share * (wasted - 1.0))
         seconds = operations / rate  # type: ignore[operator] # no rate is None
-        peak = (worker.vector_flops if worker.is_host else worker.matrix_flops) or 1.0
-        attention_rate = peak * values.product("attention", worker.backend, worker.architecture)
-        seconds += attention * reads.held_bytes / held_bytes / attention_rate
+        peak = worker.vector_flops if worker.is_host else worker.matrix_flops
+        attention_rate = (peak or 1.0) * values.product(
+            "attention", worker.backend, worker.architecture
+        )
+        seconds += attention * reads.cache_bytes(attended) / cached / attention_rate
         tile = values.product("prompt_tile", worker.backend)
         cache_rate = worker.bandwidth * values.product("cache", worker.backend, worker.architecture)
         seconds += reads.cache_bytes(attended) / tile / cache_rate
@@ -215,10 +219,11 @@ def prompt_token_s(
         else:
             in_turn += seconds
     total_s = (at_once + in_turn) * run.pipeline_stages + _reducing_s(run, values) / batch
-    if run.is_divided:
-        return total_s
-    micro_batches = max(1.0, min(run.logical_tokens, moment.prompt_tokens) / batch)
-    return total_s / _pipelined(len(on_cards), micro_batches)
+    if run.is_pipelined:
+        micro_batches = max(1.0, min(run.logical_tokens, moment.prompt_tokens) / batch)
+        total_s /= _pipelined(sum(place.reads.is_read for place in on_cards), micro_batches)
+    # A token of a short prompt takes no longer than a decoded one.
+    return min(total_s, decode_s(run, places, Moment(attended), values))
 
 
 def _pipelined(cards: int, micro_batches: float) -> float:

@@ -1,6 +1,6 @@
 """Where a token is read: the processor and the cards of a machine, as the speed's formula takes them.
 
-Bandwidths and peaks come from the tables of devices and processors; what a system does not tell is assumed here.
+Bandwidths and peaks come from the tables of devices and processors; missing figures are assumed here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GB = 10**9
 _ASSUMED_BYTES_PER_S = ((8, 30 * GB), (16, 45 * GB), (192, 70 * GB), (math.inf, 250 * GB))
 CORE_BYTES_PER_S = 26 * GB  # that one core can read
 _FEW_CORES = 24  # with more, it is the memory of a server
-UNKNOWN_CORES = 8
+ASSUMED_CORES = 8
 
 
 class HostSpeed(NamedTuple):
@@ -40,10 +40,12 @@ class HostSpeed(NamedTuple):
 
 def host_speed(machine: Machine) -> HostSpeed:
     """The machine's CPU and RAM. An unknown bandwidth is assumed from the amount of RAM and the number of cores."""
-    host, cores = machine.host, machine.cores or UNKNOWN_CORES
+    host = machine.host
+    most = float(machine.cores * CORE_BYTES_PER_S) if machine.cores else math.inf
     if host is not None and host.bandwidth_bytes_per_s is not None:
         because = f" ({host.bandwidth_because})" if host.bandwidth_because else ""
-        bandwidth, most = float(host.bandwidth_bytes_per_s), float(cores * CORE_BYTES_PER_S)
+        bandwidth = float(host.bandwidth_bytes_per_s)
+        cores = machine.cores or _cores_for(bandwidth)
         text = f"{bandwidth / GB:,.0f} GB/s{because}"
         if most < bandwidth:
             noun = "core" if cores == 1 else "cores"
@@ -51,12 +53,18 @@ def host_speed(machine: Machine) -> HostSpeed:
         basis = max(host.bandwidth_basis, Basis.MODELLED, key=_doubt)
         return HostSpeed(bandwidth, cores, text, basis)
     total_gib = 64.0 if host is None else host.total_bytes / 2**30
-    if cores > _FEW_CORES:
-        total_gib = math.inf
-    usual = next(rate for most, rate in _ASSUMED_BYTES_PER_S if total_gib <= most)
-    bandwidth = min(usual, cores * CORE_BYTES_PER_S)
-    text = f'{bandwidth / GB:,.0f} GB/s (assumed; give the RAM\'s speed with --ram "{_example(total_gib)}")'
+    size_gib = math.inf if (machine.cores or 0) > _FEW_CORES else total_gib
+    usual = next(rate for limit, rate in _ASSUMED_BYTES_PER_S if size_gib <= limit)
+    bandwidth = min(usual, most)
+    cores = machine.cores or _cores_for(bandwidth)
+    example = f"{total_gib:.0f}G DDR5-6000"
+    text = f'{bandwidth / GB:,.0f} GB/s (assumed; give the RAM\'s speed with --ram "{example}")'
     return HostSpeed(bandwidth, cores, text, Basis.ASSUMED, guessed=True)
+
+
+def _cores_for(bandwidth: float) -> int:
+    """Unknown cores: a usual number, or as many as it takes to read the RAM."""
+    return max(ASSUMED_CORES, math.ceil(bandwidth / CORE_BYTES_PER_S))
 
 
 _DOUBTS = (Basis.EXACT, Basis.MODELLED, Basis.ASSUMED)
@@ -64,10 +72,6 @@ _DOUBTS = (Basis.EXACT, Basis.MODELLED, Basis.ASSUMED)
 
 def _doubt(basis: Basis) -> int:
     return _DOUBTS.index(basis)
-
-
-def _example(total_gib: float) -> str:
-    return "64G DDR5-6000" if math.isinf(total_gib) else f"{total_gib:.0f}G DDR5-6000"
 
 
 def architecture_of(card: Device) -> str:
@@ -167,6 +171,7 @@ class SequenceRun:
     pipeline_stages: int = 1  # run one after another; the bill is for the fullest, the slowest one
     is_launched_one_by_one: bool = False  # kernels, by Python: without CUDA graphs
     is_divided: bool = False  # every layer is on all cards, which work at the same time
+    is_pipelined: bool = False  # cards work on the micro-batches of a prompt in turn
     notes_single_request: bool = (
         False  # several may run: the explanation says that the speed is of one
     )

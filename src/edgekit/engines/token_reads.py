@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.errors import UnknownArchitectureError
@@ -246,7 +246,7 @@ def _weight_reads(
     for pool, size in outside_read.items():
         reads[pool].bytes_read += size
         reads[pool].held_bytes += int(size)
-    if outside_read:  # the head comes after the last layer
+    if active.outside_read:  # the head comes after the last layer
         reads[max(outside_read, key=outside_read.__getitem__)].layers.add(len(active.layers))
     return reads
 
@@ -256,7 +256,7 @@ def _cache_reads(
 ) -> dict[Pool, list[CacheRead]]:
     """The caches that one token reads from each pool, grouped by the number of tokens that fills them."""
     facts = dict(bill.facts)
-    request_bytes = facts.get("request_bytes")  # of one request, if the line is a pool for all
+    request_bytes = facts.get("request_bytes")  # of vLLM: the line is a pool of blocks for all
     streams = facts.get("kv_streams", load.sequences)
     stream_count = streams if isinstance(streams, int) and streams > 0 else 1
     cells = facts.get("kv_swa_cells")  # of llama.cpp's cache for windows
@@ -269,9 +269,11 @@ def _cache_reads(
     for line in bill.lines:
         if line.component not in _KV_CACHES or line.part:
             continue
-        size = float(line.size_bytes) / stream_count
         if line.layer is None and isinstance(request_bytes, int):
-            size = request_bytes
+            for span, size in _group_reads(facts, context):
+                sizes[line.pool, span] += size
+            continue
+        size = float(line.size_bytes) / stream_count
         times = 1 if line.layer is None else readers.get(line.layer, 1)
         span = context  # the number of tokens that fill the cache of this line
         is_sliding = line.component is Component.SLIDING_KV_CACHE
@@ -279,13 +281,26 @@ def _cache_reads(
             mixer = layers[line.layer].mixer
             spans = [stream.span_tokens for stream in mixer.streams if stream.span is not Span.ALL]
             span = max(1, min([context, *spans]))
-            if isinstance(cells, int):  # also of other sequences, and of the tokens of a batch
+            if (
+                isinstance(cells, int) and cells > 0
+            ):  # also of other sequences, and of the tokens of a batch
                 size *= min(1.0, span / cells)
         sizes[line.pool, span] += size * times
     caches: dict[Pool, list[CacheRead]] = defaultdict(list)
     for (pool, tokens), size in sizes.items():
         caches[pool].append(CacheRead(full_bytes=size, full_tokens=tokens))
     return caches
+
+
+def _group_reads(facts: Mapping[str, Any], context: int) -> Iterator[tuple[int, float]]:
+    """The tokens that fill each of vLLM's groups of layers for one request, and its bytes then."""
+    block_bytes = facts["bytes_per_block"]
+    for blocks, span in zip(facts["blocks_per_group"], facts["group_spans"], strict=True):
+        if span is None:  # a state has its size from the first token on
+            yield 1, float(blocks * block_bytes)
+        else:
+            tokens = min(context, span or context)
+            yield tokens, tokens / facts["block_size"] * block_bytes
 
 
 def _crossings(layers_of: Mapping[Pool, set[int]], count: int) -> int:

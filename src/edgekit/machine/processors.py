@@ -66,8 +66,8 @@ class KnownProcessor:
 
     @property
     def most_channels(self) -> float:
-        """Of a machine: only server processors have siblings."""
-        return self.channels * (2 if self.channels > DESKTOP_CHANNELS else 1)
+        """Channels of a whole machine; server processors may come in pairs."""
+        return self.channels * (2 if self.name.startswith(("EPYC", "Xeon")) else 1)
 
     @property
     def arm(self) -> bool:

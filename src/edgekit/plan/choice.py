@@ -552,11 +552,7 @@ def _read_bytes(candidate: Candidate) -> int:
 
 def speed_of(candidate: Candidate, moment: Moment = USUAL) -> Speed | None:
     """The expected speed; None if it is unknown."""
-    task, priced = candidate.task, candidate.priced
-    # A bare name without a file borrows the layers of a similar model: no speed is shown.
-    if task.bill is not None and priced.estimate.basis is Basis.ASSUMED:
-        return None
-    return expected_speed(task, priced, moment)
+    return expected_speed(candidate.task, candidate.priced, moment)
 
 
 def speculation_of(candidate: Candidate) -> Speculation | None:

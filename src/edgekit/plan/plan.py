@@ -233,8 +233,7 @@ def _weights_because(choice: Choice, candidate: Candidate) -> str:
         return f"the largest that fits on the GPU{fast}"
     first = choice.attempts[0].variant
     if candidate.variant.accuracy > first.accuracy:
-        fast = "with an empty context, faster than reading speed"
-        return f"the most accurate that fits comfortably and is, {fast}"
+        return "the most accurate that fits comfortably and, with an empty context, beats reading speed"
     return "the usual quantisation"
 
 

@@ -170,7 +170,7 @@ def test_terms_add_up_to_the_worth_that_the_list_is_sorted_by(device: str, task:
 
 def test_much_better_model_just_below_reading_speed_ranks_before_a_poor_quick_one() -> None:
     names = ("qwen3.5-4b", "granite-3.3-2b-instruct")
-    request = Request(machine=rated(cpu(8), host=30), purpose=ModelPurpose.CODE)
+    request = Request(machine=rated(cpu(8), host=34), purpose=ModelPurpose.CODE)
     better, poor = find_best([find_entry(name) for name in names], request).suggestions
     assert (better.entry.id, poor.entry.id) == names
     assert (better.is_quick, poor.is_quick) == (False, True)

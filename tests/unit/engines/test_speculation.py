@@ -25,6 +25,7 @@ from edgekit.plan.choice import choose
 from edgekit.plan.plan import own_drafter
 
 BIG, SMALL, MOE = "llama-3.1-70b", "llama-3.2-1b", "qwen3-30b-a3b"
+WINDOWED = "gemma-3-27b"  # a sliding cache, next to a model without one
 OWN = "qwen3.6-27b"  # has one prediction layer
 MACHINE = what_if_machine(devices=("H200",), ram="64G")
 ACCEPTANCES = st.floats(0, 1)
@@ -67,7 +68,9 @@ def plain(name: str = BIG, small: str = SMALL) -> Speed:
 PAIRS = st.sampled_from(((BIG, SMALL), (MOE, SMALL), (OWN, OWN)))
 
 
-@pytest.mark.parametrize(("name", "small"), [(BIG, SMALL), (MOE, SMALL), (OWN, OWN)])
+@pytest.mark.parametrize(
+    ("name", "small"), [(BIG, SMALL), (BIG, WINDOWED), (MOE, SMALL), (OWN, OWN)]
+)
 def test_nothing_accepted_is_slower_than_without_and_everything_less_than_k_plus_1_times_as_fast(
     name: str, small: str
 ) -> None:

@@ -17,7 +17,7 @@ from tests.unit.plan.machines import cards, cpu
 from edgekit.bill.types import Load, Moment, Placement, Speed, Task
 from edgekit.engines import engine_named, speed_formula
 from edgekit.engines.llamacpp.estimate import estimate
-from edgekit.engines.llamacpp.speed import sequence_run
+from edgekit.engines.llamacpp.speed import measured_ratio, sequence_run
 from edgekit.engines.llamacpp.types import (
     ALL_LAYERS,
     Backend,
@@ -28,7 +28,9 @@ from edgekit.engines.llamacpp.types import (
 )
 from edgekit.engines.speed import MeasuredRatio, modelled_speed
 from edgekit.engines.speed_formula import constants, constants_digest
+from edgekit.engines.vllm.speed import run_of as vllm_run_of
 from edgekit.engines.vllm.types import VllmSetup
+from edgekit.formats.types import Quantization
 from edgekit.machine.calibration import device_key
 from edgekit.machine.types import (
     EngineMeasured,
@@ -288,6 +290,28 @@ def test_vllm_without_cuda_graphs_is_slower() -> None:
     assert vllm_speed(machine, enforce_eager=True).decode[1] < vllm_speed(machine).decode[1]
 
 
+@pytest.mark.parametrize(
+    ("stored", "weights"),
+    [
+        (None, "f16"),
+        (Quantization(method="fp8"), "q8"),
+        (Quantization(method="compressed-tensors", format="float-quantized", bits=8), "q8"),
+        (Quantization(method="gptq", bits=8), "q8"),
+        (Quantization(method="awq", bits=4), "int4"),
+        (Quantization(method="modelopt", format="NVFP4", bits=4), "fp4"),
+        (Quantization(method="mxfp4"), "fp4"),
+    ],
+)
+def test_packing_of_vllms_weights(stored: Quantization | None, weights: str) -> None:
+    plain, load, setup = config_model("llama-3.1-8b"), Load(context_tokens=8192), VllmSetup()
+    bill = engine_named("vllm").estimate(plain, load, setup)
+    model = replace(plain, header=replace(plain.header, quantization=stored))
+    machine = what_if_machine(devices=("H100 80GB",))
+    task = Task(model=model, engine="vllm", machine=machine, load=load)
+    placement = Placement(setup=setup, budgets=(), because="", cards=machine.devices)
+    assert vllm_run_of(task, placement, bill).weights == weights
+
+
 BIG = ("llama-3.1-70b", "gemma-3-27b")
 SPLITS = (SplitMode.TENSOR, SplitMode.ROW)
 
@@ -367,6 +391,30 @@ def test_several_cards_read_a_long_prompt_like_a_pipeline() -> None:
     assert 1.3 * short.typical_prefill < long.typical_prefill < 4 * short.typical_prefill
 
 
+@pytest.mark.parametrize("changes", [{"cpu_moe": True}, {"n_gpu_layers": 20}, {"split_mode": SplitMode.TENSOR}])  # fmt: skip
+def test_cards_work_in_turn_on_a_prompt_only_if_they_hold_everything(
+    changes: dict[str, Any],
+) -> None:
+    model, setup = recorded("qwen3-30b-a3b"), replace(CUDA, devices=(DeviceSlot(),) * 4, **changes)
+    load = Load(context_tokens=4096)
+    machine = what_if_machine(devices=("4x RTX 4090",), ram="64G DDR5-6000")
+    run = sequence_run(model, load, setup, estimate(model, load, setup), machine)
+    assert not run.is_pipelined
+    whole = replace(CUDA, devices=(DeviceSlot(),) * 4)
+    bill = estimate(model, load, whole)
+    assert sequence_run(model, load, whole, bill, machine).is_pipelined
+
+
+@pytest.mark.parametrize("setup", [CPU, CUDA, replace(CUDA, cpu_moe=True)])
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "llama-3.1-8b"])
+def test_short_prompt_takes_no_longer_than_decoding_it(name: str, setup: LlamaCppSetup) -> None:
+    machine = what_if_machine(devices=("RTX 4090",), ram="64G DDR5-6000")
+    for prompt in (1, 16, 31, 32):
+        speed = llama_cpp_speed(recorded(name), machine, setup, prompt=prompt)
+        assert speed.typical_prefill is not None
+        assert speed.typical_prefill >= speed.typical * 0.99
+
+
 # -- calibration -----------------------------------------------------------------------------
 
 H200 = what_if_machine(devices=("H200",))
@@ -424,3 +472,6 @@ def test_calibration_scales_llama_cpp_but_not_vllm() -> None:
     speed = speed_on_engine(task, CUDA)
     assert speed is not None
     assert "scaled to another model" in speed.because
+    for changes in ({"n_gpu_layers": 9}, {"split_mode": SplitMode.TENSOR, "devices": (DeviceSlot(),) * 2}):  # fmt: skip
+        assert measured_ratio(calibrated, replace(CUDA, **changes)) is None
+    assert measured_ratio(calibrated, CUDA) is not None

@@ -52,6 +52,12 @@ def test_few_cores_cannot_use_all_of_the_bandwidth() -> None:
     assert host_speed(with_host(cpu(64), 400, cores=64)).bandwidth == 400 * GB
 
 
+def test_unknown_cores_do_not_limit_a_known_bandwidth() -> None:
+    machine = replace(with_host(cpu(512), 460, cores=1), cores=None)
+    assert host_speed(machine).bandwidth == 460 * GB
+    assert host_speed(machine).cores == 18  # as many as it takes to read it
+
+
 def test_newer_instructions_compute_faster() -> None:
     names = ("avx", "avx2", "avx512", "avx512_vnni", "amx")
     rates = [constants().product("prompt", "cpu", name) for name in names]

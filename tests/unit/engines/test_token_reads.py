@@ -115,6 +115,19 @@ def test_one_user_reads_the_window_however_many_may_come(sequences: int) -> None
     assert card_of(reads).cache_bytes(1024) == 62 * 16 * 128 * 2 * 2 * 1024
 
 
+@pytest.mark.parametrize("length", [2048, 8192, 131_072])
+def test_vllm_reads_the_same_windows_at_any_length(length: int) -> None:
+    row = next(row for row in rows("vllm.jsonl.gz") if row["model"] == "gemma-3-27b-text")
+    header = config_header(row["config"])
+    model = Model(header=header, geometry=read_geometry(header))
+    load = Load(context_tokens=length)
+    reads = token_reads(model, load, vllm_estimate(model, load, VllmSetup()))
+    each = 16 * 128 * 2 * 2  # bytes of a token in a layer
+    # 62 layers in 6 groups with windows and one without, each with room for 10
+    assert sum(pool.cache_bytes(1024) for pool in reads.pools) == 70 * each * 1024
+    assert sum(pool.cache_bytes(2048) for pool in reads.pools) == (60 + 2 * 10) * each * 1024
+
+
 def test_embedding_models_do_not_read_a_table_as_a_head() -> None:
     header = open_named("bge-large-en-v1.5", Session(reach=Reach(network=False)))
     model = header.as_file("llama.cpp").model

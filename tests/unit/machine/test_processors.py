@@ -171,7 +171,7 @@ def test_memory_that_the_processor_does_not_take_is_a_usage_error() -> None:
         bandwidth("32G DDR4-3200", "Ryzen 7 7700")
 
 
-@pytest.mark.parametrize(("cpu", "most", "kind"), [("Ryzen 7 7700", 2, "DDR5"), ("EPYC 9654", 24, "DDR5"), ("Raspberry Pi 5", 0.5, "LPDDR4X")])  # fmt: skip
+@pytest.mark.parametrize(("cpu", "most", "kind"), [("Ryzen 7 7700", 2, "DDR5"), ("EPYC 9654", 24, "DDR5"), ("Threadripper 7970X", 4, "DDR5"), ("Raspberry Pi 5", 0.5, "LPDDR4X")])  # fmt: skip
 def test_more_channels_than_the_processor_has_are_a_usage_error(
     cpu: str, most: float, kind: str
 ) -> None:

@@ -98,7 +98,19 @@ def bill_with_drafter(
     *,
     mix: str | None = None,
 ) -> MemoryEstimate:
-    """The main model's bill with the drafter's lines added. The driver's context counts once.
+    """The main model's bill with the drafter's lines added. The driver's context counts once."""
+    drafter_lines = (
+        replace(line, part="drafter")
+        for line in drafter_bill(main, drafter, load, setup, mix=mix).lines
+        if line.reserved and line.component is not Component.RUNTIME
+    )
+    return replace(main, lines=(*main.lines, *drafter_lines))
+
+
+def drafter_bill(
+    main: MemoryEstimate, drafter: Model, load: Load, setup: LlamaCppSetup, *, mix: str | None
+) -> MemoryEstimate:
+    """The drafter's own bill next to the main model's.
 
     `load` and `setup` are those of the main model, except that `load` has the drafter's cache types. As in
     speculative.cpp @ 0c1e570, the drafter takes the main model's options, with one row of logits per sequence.
@@ -121,12 +133,7 @@ def bill_with_drafter(
         load_mtp=False,
         mix=mix,
     )
-    drafter_lines = (
-        replace(line, part="drafter")
-        for line in llamacpp.estimate(drafter, drafter_load, drafter_setup).lines
-        if line.reserved and line.component is not Component.RUNTIME
-    )
-    return replace(main, lines=(*main.lines, *drafter_lines))
+    return llamacpp.estimate(drafter, drafter_load, drafter_setup)
 
 
 def known_projector(opened: OpenModel, values: Mapping[str, Any]) -> ModelHeader | None:

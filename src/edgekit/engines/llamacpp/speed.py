@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from edgekit.bill.types import Load, MemoryEstimate, Moment, Placement, Speed, Task
+from edgekit.engines.llamacpp.companions import drafter_bill
 from edgekit.engines.llamacpp.estimate import NAME, as_loaded
 from edgekit.engines.llamacpp.placements import backend_name, devices
 from edgekit.engines.llamacpp.types import (
@@ -16,6 +17,7 @@ from edgekit.engines.llamacpp.types import (
     LlamaCppSetup,
     SplitMode,
 )
+from edgekit.engines.llamacpp.weights import place
 from edgekit.engines.speculation import modelled_speculation
 from edgekit.engines.speed import MeasuredRatio, modelled_speed, speed_bound
 from edgekit.engines.speed_formula import constants_digest
@@ -51,8 +53,11 @@ def speculative_speed(
     if drafter.model is None:
         drafts = prediction_run(run, bill)
     else:
-        lines = (replace(line, part="") for line in bill.lines if line.part == DRAFTER)
-        its_bill, its_setup = replace(bill, lines=tuple(lines)), replace(setup, mix=drafter.mix)
+        its_setup = replace(setup, mix=drafter.mix)
+        its_bill = drafter_bill(bill, drafter.model, task.load, setup, mix=drafter.mix)
+        # The lines have the requested types of its cache.
+        lines = tuple(replace(line, part="") for line in bill.lines if line.part == DRAFTER)
+        its_bill = replace(its_bill, lines=lines)
         drafts = sequence_run(drafter.model, task.load, its_setup, its_bill, machine)
     return modelled_speculation(
         run, drafts, moment, task.acceptance, measured_ratio(machine, setup)
@@ -81,16 +86,19 @@ def sequence_run(
 ) -> SequenceRun:
     """The run of one sequence on the machine's devices."""
     cards = () if bill.backend == Backend.CPU.value else devices(machine)
+    loaded = as_loaded(model, setup.mix)
+    placed = place(loaded, setup)
     return SequenceRun(
         model=model,
         reads=reads_per_token(model, load, setup, bill),
         machine=machine,
         cards=largest_cards(cards, len(setup.devices) or 1),
         backend=bill.backend,
-        weights=weights_format(as_loaded(model, setup.mix)),
+        weights=weights_format(loaded),
         batch_tokens=load.microbatch_tokens or DEFAULT_UBATCH,
         logical_tokens=load.batch_tokens or DEFAULT_BATCH,
         is_divided=setup.split_mode in {SplitMode.ROW, SplitMode.TENSOR} and len(cards) > 1,
+        is_pipelined=placed.together and placed.pipelined,
         notes_single_request=(load.sequences or 1) > 1,
     )
 
@@ -132,15 +140,17 @@ def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | No
     """
     if machine.measured is None or machine.what_if:
         return None
-    is_divided = (
+    is_partly_in_ram = (
         setup.cpu_moe
         or setup.n_cpu_moe
         or not setup.offload_kqv
         or setup.overrides
         or setup.servers
     )
-    if setup.has_device and (is_divided or setup.n_gpu_layers != ALL_LAYERS):
-        return None  # part of the model is not on the devices
+    if setup.has_device and (is_partly_in_ram or setup.n_gpu_layers != ALL_LAYERS):
+        return None
+    if len(setup.devices) > 1 and setup.split_mode is not SplitMode.LAYER:
+        return None  # `calibrate` measures cards in turn
     from edgekit.machine.calibration import device_key
 
     device = device_key(machine, machine.devices if setup.has_device else ())

@@ -29,6 +29,7 @@ from edgekit.engines.vllm.types import (
     DEFAULT_UTILIZATION,
     DTYPE_BYTES,
     BlockPool,
+    CacheGroup,
     ResolvedVllm,
     VllmSetup,
 )
@@ -86,6 +87,7 @@ def estimate(model: Model, load: Load, setup: VllmSetup) -> MemoryEstimate:
         facts=(
             ("block_size", resolved.block_size),
             ("groups", tuple(len(group.members) for group in resolved.groups)),
+            ("group_spans", tuple(_span(group) for group in resolved.groups)),
             ("bytes_per_block", resolved.bytes_per_block),
             ("blocks_per_group", pool.blocks_per_group),
             ("request_bytes", pool.request_bytes),
@@ -105,6 +107,11 @@ def estimate(model: Model, load: Load, setup: VllmSetup) -> MemoryEstimate:
         ),
         notes=(*notes, *_notes(requested, pool)),
     )
+
+
+def _span(group: CacheGroup) -> int | None:
+    """The tokens of a group's window; 0 if it keeps all, None for states of recurrent layers."""
+    return group.spec.span_tokens if group.spec.token_bytes else None
 
 
 def _pool_line(pool: BlockPool, resolved: ResolvedVllm, load: Load, tokens: int) -> MemoryLine:

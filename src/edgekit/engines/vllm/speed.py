@@ -45,7 +45,10 @@ def _weights_format(model: Model, setup: VllmSetup) -> str:
     method = setup.quantization or (stored.method if stored is not None else "")
     if not method:
         return "f16"
-    return "q8" if "fp8" in method else "int4"
+    if "fp8" in method or (setup.quantization is None and stored is not None and stored.bits == 8):
+        return "q8"
+    variant = f"{method} {stored.format if stored is not None else ''}".lower()
+    return "fp4" if "fp4" in variant else "int4"
 
 
 def fastest_tokens_per_s(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:
