@@ -23,7 +23,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from tools.speed_points import Point, UnknownError, points_of
+from tools.speed_points import END_TO_END_PROMPT, Point, UnknownError, points_of
 from tools.speed_rows import read_rows
 
 from edgekit.bill.types import Moment
@@ -44,7 +44,6 @@ FEW_MACHINES = 3
 FEW = 5  # points of a machine: with fewer, its own spread is not known
 # If the RAM's speed is assumed: see _ASSUMED_BYTES_PER_S in engines/speed_places.py.
 ASSUMED_SPREAD = {"decode": 2.2, "prompt": 3.5}
-END_TO_END_PROMPT = 50  # tokens, if unknown
 
 INSTRUCTIONS = frozenset({
     "neon", "dotprod", "i8mm", "sve", "avx", "avx2", "avx_vnni", "avx512", "avx512_vnni", "amx",
@@ -414,17 +413,25 @@ def needed(values: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def spreads(rows: list[Row], errors: list[float]) -> dict[str, float]:
-    """How far four of five errors reach, as a factor, for each kind of machine. Every machine has the same weight."""
+def kinds_left_out(rows: list[Row]) -> list[str]:
+    """The kind of each row if its machine had not been measured: of a generation only if another machine is like it."""
     like: dict[tuple[bool, str], set[str]] = defaultdict(set)
     for row in rows:
         like[_generation(row)].add(row.point.machine)
+    cards = {"card", "new_card"}
+    return [
+        row.kind
+        if row.kind not in cards
+        else ("card" if len(like[_generation(row)]) > 1 else "new_card")
+        for row in rows
+    ]
+
+
+def spreads(rows: list[Row], errors: list[float]) -> dict[str, float]:
+    """How far four of five errors reach, as a factor, for each kind of machine. Every machine has the same weight."""
     sizes: dict[tuple[bool, str], list[tuple[float, str]]] = defaultdict(list)
     own: dict[tuple[bool, str], list[float]] = defaultdict(list)
-    for row, error in zip(rows, errors, strict=True):
-        kind = row.kind
-        if kind in {"card", "new_card"}:  # a machine like it was measured if it is not the only one
-            kind = "card" if len(like[_generation(row)]) > 1 else "new_card"
+    for row, kind, error in zip(rows, kinds_left_out(rows), errors, strict=True):
         sizes[row.point.is_prompt, kind].append((abs(error), row.point.machine))
         own[row.point.is_prompt, row.point.machine + row.places[0].backend].append(error)
     for (is_prompt, machine), own_errors in own.items():

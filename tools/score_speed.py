@@ -14,7 +14,7 @@ import argparse
 import json
 import math
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.speed_points import Point, UnknownError, machine_of, points_of
+from tools.speed_points import END_TO_END_PROMPT, Point, UnknownError, machine_of, points_of
 from tools.speed_rows import read_rows
 
 from edgekit.bill.types import Moment, Speed
@@ -31,7 +31,6 @@ from edgekit.engines.speed_formula import constants
 from edgekit.errors import EdgekitError
 from edgekit.machine.types import PoolKind, Vendor
 
-END_TO_END_PROMPT_TOKENS = 50  # if a row does not say how long the prompt was
 LONG_TOKENS = 8192
 
 
@@ -123,7 +122,7 @@ def scored_point(point: Point) -> Scored | None:
             point.task, point.placement, point.bill, moment
         )
 
-    prompt_tokens = point.prompt_tokens or END_TO_END_PROMPT_TOKENS
+    prompt_tokens = point.prompt_tokens or END_TO_END_PROMPT
     speed = speed_at(Moment(point.filled, prompt_tokens=prompt_tokens, users=point.users))
     if speed is None or (point.is_prompt and speed.prefill is None):
         return None
@@ -146,21 +145,14 @@ def scored_point(point: Point) -> Scored | None:
 
 def left_out(scored: list[Scored]) -> list[Scored]:
     """Each machine's points predicted by constants fitted to the other machines, with the interval for such a card."""
-    from tools.fit_speed import fit, left_out_errors, row_of
+    from tools.fit_speed import fit, kinds_left_out, left_out_errors, row_of
 
     pairs = [(one, row) for one in scored if (row := row_of(one.point)) is not None]
     rows = [row for _, row in pairs]
     errors = left_out_errors(rows, fit(rows))
-    like: dict[tuple[bool, str], set[str]] = defaultdict(set)
-    keys = [(row.point.is_prompt, row.places[0].generation) for row in rows]
-    for key, row in zip(keys, rows, strict=True):
-        like[key].add(row.point.machine)
     results = []
-    for (one, row), key, error in zip(pairs, keys, errors, strict=True):
-        kind = row.kind
-        if kind == "card" and len(like[key]) == 1:
-            kind = "new_card"
-        spread = constants()[f"spread.{'prompt' if key[0] else 'decode'}.{kind}"]
+    for (one, row), kind, error in zip(pairs, kinds_left_out(rows), errors, strict=True):
+        spread = constants()[f"spread.{'prompt' if row.point.is_prompt else 'decode'}.{kind}"]
         typical = one.point.measured / math.exp(error)
         results.append(replace(one, typical=typical, slow=typical / spread, fast=typical * spread))
     return results

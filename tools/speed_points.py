@@ -35,6 +35,7 @@ BACKENDS = {"rocm": "hip"}  # EdgeKit's name
 ENGINES = {"mlx": "mlx", "vllm": "vllm"}  # others are llama.cpp or built on it
 UNKNOWN_GEN_TOKENS = 128
 UNKNOWN_RAM_GIB = 64
+END_TO_END_PROMPT = 50  # tokens of a prompt whose time is in the measured speed, if unknown
 MAX_TOKENS_PER_S = 1e7
 _SHARD = re.compile(r"(?:-\d{5}-of-\d{5})?(?:\.gguf)?$")
 _QUANT = re.compile(r"[-._](?:UD-)?(?:I?Q\d\w*|BF16|F16|MXFP4\w*|NVFP4|GGUF|AWQ)$", re.IGNORECASE)

@@ -58,9 +58,9 @@ def _check_size(line: str, number: int) -> None:
 
 def _object(line: str) -> dict[str, Any]:
     row = json.loads(line)
-    if not isinstance(row, dict):
-        raise ValueError("not an object")  # noqa: TRY004 - one kind of error
-    return row
+    if isinstance(row, dict):
+        return row
+    raise ValueError("not an object")
 
 
 def _header(line: str) -> list[str]:

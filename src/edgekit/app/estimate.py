@@ -265,11 +265,16 @@ def loaded_drafter(
     """The drafter that the flags name; None if there is none, or no acceptance was stated."""
     if request.acceptance is None or setup is None or not rules.draft_tokens(setup):
         return None
+    return _named_drafter(rules, values, reach) or Drafter(name=OWN_LAYERS)
+
+
+def _named_drafter(rules: Engine, values: Values, reach: Reach) -> Drafter | None:
+    """The model that -md names, and the quantisation that it is to have."""
     reference = companions_in(rules.flags, values).get("drafter")
     if reference is None:
-        return Drafter(name=OWN_LAYERS)
+        return None
     opened = open_named(reference, Session(reach=reach)).as_file(rules.name)
-    is_made = opened.model.header.container is not Container.GGUF
+    is_made = opened.model.header.container is not Container.GGUF  # else its tensors have types
     return Drafter(name=opened.label, model=opened.model, mix=opened.mix if is_made else None)
 
 
@@ -363,17 +368,14 @@ def price_loads(opened: OpenModel, engine: str, values: Values, reach: Reach) ->
     rules, model = engine_named(engine), opened.model
     if not rules.companions & values.keys():
         return lambda load, setup: rules.estimate(model, load, setup)
-    references, drafter = companions_in(rules.flags, values), None
-    if (reference := references.get("drafter")) is not None:
-        drafter = open_named(reference, Session(reach=reach)).as_file(engine)
+    references, drafter = companions_in(rules.flags, values), _named_drafter(rules, values, reach)
     projector = references.get("projector")
     companions = Companions(
         projector=None if projector is None else _projector(projector, opened, rules, reach),
         adapters=tuple(
             read_header(locate(adapter, reach=reach)) for adapter in references.get("adapters", ())
         ),
-        drafter=None if drafter is None else drafter.model,
-        drafter_mix=None if drafter is None else drafter.mix,
+        drafter=drafter,
     )
     return lambda load, setup: rules.estimate_with(companions, model, load, setup, values)
 

@@ -104,8 +104,7 @@ class Companions(NamedTuple):
 
     projector: ModelHeader | None = None
     adapters: tuple[ModelHeader, ...] = ()
-    drafter: Model | None = None
-    drafter_mix: str | None = None  # the quantisation that the drafter is to have
+    drafter: Drafter | None = None
 
 
 class Engine:
@@ -302,19 +301,7 @@ class Engine:
         _moment: Moment,
         /,
     ) -> Speed | None:
-        """The speed of one sequence; None if unknown."""
-        return None
-
-    @rule("speed")
-    def speculative_speed(
-        self,
-        _task: Task,
-        _placement: Placement,
-        _bill: MemoryEstimate,
-        _moment: Moment,
-        /,
-    ) -> Speed | None:
-        """The speed with the task's drafter at the task's acceptance; None if unknown."""
+        """The speed, with the task's drafter if the moment has drafted tokens; None if unknown."""
         return None
 
     @rule("speed")

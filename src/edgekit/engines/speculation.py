@@ -28,7 +28,7 @@ def expected_speculation(
     plain = expected_speed(task, priced, moment)
     sized, at = moment_of(task, priced, moment)
     at = at._replace(drafted_tokens=draft_tokens)
-    speed = engine.speculative_speed(sized, priced.placement, priced.estimate, at)
+    speed = engine.speed(sized, priced.placement, priced.estimate, at)
     if plain is None or speed is None:
         return None
     if plain.basis is Basis.ASSUMED:

@@ -156,65 +156,29 @@ def _attend_s(run: SequenceRun, place: Place, moment: Moment, values: Constants)
 # -- prompts ---------------------------------------------------------------------------------
 
 
-def prompt_rate(run: SequenceRun, place: Place, values: Constants) -> float | None:
-    """Operations per second with a large batch."""
-    peak = place.vector_flops if place.is_host else place.matrix_flops
-    if peak is None:
-        return None
-    share = values.product("prompt", place.backend, place.architecture)
-    share *= values.get(f"market_prompt.{place.market}", 1.0)
-    return peak * share * values.product("prompt_format", run.weights, place.backend)
-
-
 def prompt_token_s(
     run: SequenceRun, places: tuple[Place, ...], moment: Moment, values: Constants
 ) -> float | None:
-    """Seconds per token of a prompt of `prompt_tokens` after `filled_tokens` others."""
-    weights = run.reads.weights
-    rates = [prompt_rate(run, place, values) for place in places]
-    if not weights.parameters or not places or None in rates:
+    """Seconds per token of a prompt of `prompt_tokens` after `filled_tokens` others; None if a peak is unknown."""
+    if (
+        not run.reads.weights.parameters
+        or not places
+        or any(not place.prompt_peak for place in places)
+    ):
         return None
     batch = max(1, min(run.batch_tokens, moment.prompt_tokens))
-    read_bytes = sum(place.reads.weights_bytes for place in places) or 1.0
     # On average a prompt token attends to half of the prompt.
     attended = moment.filled_tokens + moment.prompt_tokens // 2
-    attention = attention_flops(run.model.geometry, attended) * run.work_share
-    cached = sum(place.reads.cache_bytes(attended) for place in places) or 1.0
     on_cards = [place for place in places if not place.is_host]
     at_once, in_turn = 0.0, 0.0
-    for place, own_rate in zip(places, rates, strict=True):
-        reads = place.reads
+    for place in places:
         # Weights on the host are sent to a card, which is faster with a large batch.
         is_sent = bool(on_cards) and place.is_host and batch >= LEAST_SENT_TOKENS
-        worker, rate = (
-            (on_cards[0], rates[places.index(on_cards[0])]) if is_sent else (place, own_rate)
-        )
-        flops = 2.0 * weights.parameters * run.work_share * reads.weights_bytes / read_bytes
-        experts_share = reads.experts_bytes / (reads.weights_bytes or 1.0)
-        # Cards compute blocks of tokens, and few tokens of a batch use the same expert.
-        per_expert = batch * reads.experts_bytes / (reads.held_experts_bytes or 1.0)
-        wasted = 1.0
-        if not worker.is_host:
-            wasted += values.product("expert_tokens", worker.backend) / max(per_expert, 1e-6)
-        # Narrow matrices leave a part of the processor idle.
-        narrow = 1.0 + values["prompt_width"] / max(run.model.geometry.hidden, 1)
-        operations = flops * narrow * (1.0 + experts_share * (wasted - 1.0))
-        seconds = operations / rate  # type: ignore[operator] # no rate is None
-        peak = worker.vector_flops if worker.is_host else worker.matrix_flops
-        attention_rate = (peak or 1.0) * values.product(
-            "attention", worker.backend, worker.architecture
-        )
-        seconds += attention * reads.cache_bytes(attended) / cached / attention_rate
-        tile = values.product("prompt_tile", worker.backend)
-        cache_rate = worker.bandwidth * values.product("cache", worker.backend, worker.architecture)
-        seconds += reads.cache_bytes(attended) / tile / cache_rate
-        once_bytes = reads.held_bytes - reads.held_experts_bytes + reads.experts_read_by(batch)
-        once_s = once_bytes / _weights_rate(run, worker, values)
-        if is_sent and not worker.unified:
-            once_s += once_bytes / (values["link_gb_per_s"] * GB)
-        launches = reads.layers * values.product("prompt_layer_us", worker.backend) * MICRO
-        seconds += (once_s + launches) / batch
-        if run.is_divided and worker is place and not place.is_host:
+        worker = on_cards[0] if is_sent else place
+        seconds = _multiply_s(run, place, worker, batch, values)
+        seconds += _attend_prompt_s(run, place, worker, attended, values)
+        seconds += _once_s(run, place, worker, batch, values) / batch
+        if run.is_divided and not place.is_host:
             at_once = max(at_once, seconds)
         else:
             in_turn += seconds
@@ -224,6 +188,50 @@ def prompt_token_s(
         total_s /= _pipelined(sum(place.reads.is_read for place in on_cards), micro_batches)
     # A token of a short prompt takes no longer than a decoded one.
     return min(total_s, decode_s(run, places, Moment(attended), values))
+
+
+def _multiply_s(
+    run: SequenceRun, place: Place, worker: Place, batch: int, values: Constants
+) -> float:
+    """Seconds per token to multiply with the weights of a place, on the device that does it."""
+    reads = place.reads
+    read_bytes = sum(pool.weights_bytes for pool in run.reads.pools) or 1.0
+    flops = 2.0 * run.reads.weights.parameters * run.work_share * reads.weights_bytes / read_bytes
+    if not worker.is_host:
+        # Cards compute blocks of tokens, and few tokens of a batch use the same expert.
+        per_expert = batch * reads.experts_bytes / (reads.held_experts_bytes or 1.0)
+        wasted = values.product("expert_tokens", worker.backend) / max(per_expert, 1e-6)
+        flops *= 1.0 + wasted * reads.experts_bytes / (reads.weights_bytes or 1.0)
+    # Narrow matrices leave a part of the processor idle.
+    flops *= 1.0 + values["prompt_width"] / max(run.model.geometry.hidden, 1)
+    share = values.product("prompt", worker.backend, worker.architecture)
+    share *= values.get(f"market_prompt.{worker.market}", 1.0)
+    share *= values.product("prompt_format", run.weights, worker.backend)
+    return flops / (worker.prompt_peak * share)
+
+
+def _attend_prompt_s(
+    run: SequenceRun, place: Place, worker: Place, attended: int, values: Constants
+) -> float:
+    """Seconds per token to compute with the cache of a place, and to read it once for several tokens."""
+    cached = place.reads.cache_bytes(attended)
+    if not cached:
+        return 0.0
+    share = cached / sum(pool.cache_bytes(attended) for pool in run.reads.pools)
+    flops = attention_flops(run.model.geometry, attended) * run.work_share * share
+    rate = worker.prompt_peak * values.product("attention", worker.backend, worker.architecture)
+    cache_rate = worker.bandwidth * values.product("cache", worker.backend, worker.architecture)
+    return flops / rate + cached / values.product("prompt_tile", worker.backend) / cache_rate
+
+
+def _once_s(run: SequenceRun, place: Place, worker: Place, batch: int, values: Constants) -> float:
+    """Seconds per micro-batch: the weights are read once, and sent if another device computes."""
+    reads = place.reads
+    size = reads.held_bytes - reads.held_experts_bytes + reads.experts_read_by(batch)
+    seconds = size / _weights_rate(run, worker, values)
+    if worker is not place and not worker.unified:
+        seconds += size / (values["link_gb_per_s"] * GB)
+    return seconds + reads.layers * values.product("prompt_layer_us", worker.backend) * MICRO
 
 
 def _pipelined(cards: int, micro_batches: float) -> float:

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from edgekit.bill.types import weakest
 from edgekit.engines.token_reads import PoolReads, TokenReads
 from edgekit.machine.types import Device, Machine, PoolKind, Vendor
 from edgekit.model.types import Model
@@ -50,7 +51,7 @@ def host_speed(machine: Machine) -> HostSpeed:
         if most < bandwidth:
             noun = "core" if cores == 1 else "cores"
             bandwidth, text = most, f"{most / GB:,.0f} GB/s (what {cores} {noun} can read)"
-        basis = max(host.bandwidth_basis, Basis.MODELLED, key=_doubt)
+        basis = weakest((host.bandwidth_basis, Basis.MODELLED))
         return HostSpeed(bandwidth, cores, text, basis)
     total_gib = 64.0 if host is None else host.total_bytes / 2**30
     size_gib = math.inf if (machine.cores or 0) > _FEW_CORES else total_gib
@@ -65,13 +66,6 @@ def host_speed(machine: Machine) -> HostSpeed:
 def _cores_for(bandwidth: float) -> int:
     """Unknown cores: a usual number, or as many as it takes to read the RAM."""
     return max(ASSUMED_CORES, math.ceil(bandwidth / CORE_BYTES_PER_S))
-
-
-_DOUBTS = (Basis.EXACT, Basis.MODELLED, Basis.ASSUMED)
-
-
-def _doubt(basis: Basis) -> int:
-    return _DOUBTS.index(basis)
 
 
 def architecture_of(card: Device) -> str:
@@ -202,15 +196,24 @@ class Place(NamedTuple):
         return self.reads.pool.kind is PoolKind.HOST
 
     @property
+    def prompt_peak(self) -> float:
+        """Operations per second on a prompt, where a CPU has no matrix units; 0 if unknown."""
+        return (self.vector_flops if self.is_host else self.matrix_flops) or 0.0
+
+    @property
     def generation(self) -> str:
         return f"{self.backend}.{self.architecture}"
 
 
 def card_bandwidth(card: Device, host: HostSpeed) -> int | None:
     """Bytes per second that a card reads: the RAM's, if it has no memory of its own. None if unknown."""
-    if card.bandwidth_bytes_per_s is None and card.unified and host.basis is not Basis.ASSUMED:
+    if _reads_ram(card) and not host.guessed:
         return int(host.bandwidth)
     return card.bandwidth_bytes_per_s
+
+
+def _reads_ram(card: Device) -> bool:
+    return card.unified and card.bandwidth_bytes_per_s is None
 
 
 def places_of(run: SequenceRun) -> tuple[Place, ...] | None:
@@ -243,10 +246,11 @@ def places_of(run: SequenceRun) -> tuple[Place, ...] | None:
             backend=run.backend,
             architecture=architecture_of(card),
             bandwidth=bandwidth,
-            text=f"{card.name} at {bandwidth / GB:,.0f} GB/s",
+            text=f"{card.name} at {host.text if _reads_ram(card) else f'{bandwidth / GB:,.0f} GB/s'}",
             market=_market(card),
             vector_flops=card.fp32_flops,
             matrix_flops=_matrix_flops(card),
+            assumed=_reads_ram(card) and host.basis is Basis.ASSUMED,
             unified=card.unified,
         )
         places.append(place)

@@ -32,6 +32,8 @@ from edgekit.sources.local import move_aside, open_file, replacing, try_lock
 from edgekit.units import GIB, LARGEST, MIB
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from edgekit.machine.types import Device, Machine
 
 
@@ -47,7 +49,7 @@ WAIT_S = 20.0  # how long to wait for another writer
 _RETRY_S = 0.02
 _SLOWEST, _FASTEST = 1e-6, 1e12  # tokens per second: one in eleven days; more than any machine
 
-T = TypeVar("T")
+T = TypeVar("T", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,7 @@ def _row(kind: type[T], data: object) -> T:
     """A dataclass from its JSON; the type of each field says what its value must be. Fields with a default may be
     missing: earlier versions did not write them all.
     """
-    columns = fields(kind)  # type: ignore[arg-type] # all are dataclasses
+    columns = fields(kind)
     types = {column.name: str(column.type) for column in columns}
     required = {column.name for column in columns if column.default is MISSING}
     if not isinstance(data, dict) or not required <= set(data) <= set(types):
@@ -162,7 +164,7 @@ def _is_bandwidth(value: object) -> bool:
     return type(value) is int and 0 < value < LARGEST
 
 
-_NESTED: dict[str, type] = {"Disk": Disk, "EngineSpeed": EngineSpeed}
+_NESTED: dict[str, type[Disk | EngineSpeed]] = {"Disk": Disk, "EngineSpeed": EngineSpeed}
 # By the name of a field, else by its type.
 _CHECKS: dict[str, Callable[[object], bool]] = {
     "date": _is_date,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from edgekit.machine.processors import (
@@ -22,7 +21,7 @@ from edgekit.machine.processors import (
     processor_like,
 )
 from edgekit.machine.surroundings import Surroundings, bytes_of, number_in, pairs_of, text_of
-from edgekit.machine.types import Device, HostMemory, System, Vendor
+from edgekit.machine.types import Device, System, Vendor
 from edgekit.units import Basis
 
 TABLE_BYTES = 1024**2  # the largest real tables have about 64 KiB
@@ -95,16 +94,6 @@ def modules_bandwidth(
     text = f"{kind}-{speed}" if kind else f"RAM at {speed} MT/s"
     return channels_bandwidth(
         channels, speed, f"{text}, as the firmware reports", is_known=is_known
-    )
-
-
-def with_bandwidth(host: HostMemory, bandwidth: HostBandwidth) -> HostMemory:
-    """The RAM with this bandwidth."""
-    return replace(
-        host,
-        bandwidth_bytes_per_s=bandwidth.bytes_per_s,
-        bandwidth_because=bandwidth.because,
-        bandwidth_basis=bandwidth.basis,
     )
 
 

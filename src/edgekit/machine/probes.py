@@ -20,8 +20,9 @@ from edgekit.machine.host import (
     without_gpu_memory,
 )
 from edgekit.machine.instructions import find_instructions
-from edgekit.machine.memory_modules import installed_bandwidth, with_bandwidth
+from edgekit.machine.memory_modules import installed_bandwidth
 from edgekit.machine.nvidia import find_nvidia, visible_devices
+from edgekit.machine.processors import with_bandwidth
 from edgekit.machine.surroundings import Findings, Surroundings, in_wsl
 from edgekit.machine.types import Device, Machine, System, Vendor, is_arm
 from edgekit.units import Basis

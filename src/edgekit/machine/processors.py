@@ -7,12 +7,13 @@ of 64 bits per socket, `memory` has the fastest official speed of each kind, `so
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from edgekit.errors import UsageError
 from edgekit.machine.devices import MAX_NAME_CHARS, device_like, table_lines, words_of
+from edgekit.machine.types import HostMemory
 from edgekit.sources.filenames import close_names
 from edgekit.units import Basis, parse_size
 
@@ -91,6 +92,7 @@ _ADDED = re.compile(
     r"|\b(?:cpu|processor|qualcomm|aws)\b",
     re.IGNORECASE,
 )
+_SEVERAL = re.compile(r"^\s*[0-9]+\s*x\s|,.*[0-9]", re.IGNORECASE)  # "2x EPYC 9654"
 _WITH_GRAPHICS = re.compile(r"(?<=[0-9]{4})g(?![a-z0-9])", re.IGNORECASE)
 _SNAPDRAGON_X = re.compile(r"\bx1[ep]?-?[0-9][0-9-]{4,}", re.IGNORECASE)
 # The part of a name that people leave out: "7700" for "Ryzen 7 7700", "6230" for "Xeon Gold 6230".
@@ -107,6 +109,11 @@ def find_processor(text: str) -> KnownProcessor:
 
     Raises UsageError with similar names for an unknown processor, and for a name that several have.
     """
+    if _SEVERAL.search(text[:MAX_NAME_CHARS]):
+        raise UsageError(
+            f"{text[:40]!r}: name one processor; for two sockets give --ram the channels of both, "
+            "for example 512G DDR5-4800 24 channels"
+        )
     matches = _processors_named(text)
     if len(matches) == 1:
         return matches[0]
@@ -333,6 +340,16 @@ def channels_bandwidth(
         round(channels * mt_per_s * 10**6 * _BYTES_PER_TRANSFER),
         f"{count} of {what}",
         Basis.MODELLED if is_known else Basis.ASSUMED,
+    )
+
+
+def with_bandwidth(host: HostMemory, bandwidth: HostBandwidth) -> HostMemory:
+    """The RAM with this bandwidth."""
+    return replace(
+        host,
+        bandwidth_bytes_per_s=bandwidth.bytes_per_s,
+        bandwidth_because=bandwidth.because,
+        bandwidth_basis=bandwidth.basis,
     )
 
 

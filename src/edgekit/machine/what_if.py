@@ -29,6 +29,7 @@ from edgekit.machine.processors import (
     find_processor,
     memory_of,
     processor_like,
+    with_bandwidth,
 )
 from edgekit.machine.types import (
     Device,
@@ -49,7 +50,7 @@ IDLE = "assumes the machine is otherwise idle"
 
 _SEPARATOR = re.compile(r",|(?<!max)\+", re.IGNORECASE)  # not the + of "Ryzen AI Max+ 395"
 _COUNT_BEFORE = re.compile(r"\s*(-?[0-9]+)\s*[x×*]\s*(?=\S)(.*)", re.IGNORECASE | re.DOTALL)  # noqa: RUF001 - people type it
-_COUNT_AFTER = re.compile(r"(.*\S)\s+[xX](\d{1,3})")  # "RTX 3090 x2"
+_COUNT_AFTER = re.compile(r"(.*\S)\s+[xX]\s*(\d{1,3})")  # "RTX 3090 x2"
 _SYSTEMS = {
     DeviceKind.MAC: System.MACOS,
     DeviceKind.PHONE: System.OTHER,
@@ -219,12 +220,7 @@ def _machine_with_cards(
         host = HostMemory(total_bytes=size_bytes, free_bytes=size_bytes)
         bandwidth = described_bandwidth(memory, processor)
         if bandwidth is not None:
-            host = replace(
-                host,
-                bandwidth_bytes_per_s=bandwidth.bytes_per_s,
-                bandwidth_because=bandwidth.because,
-                bandwidth_basis=bandwidth.basis,
-            )
+            host = with_bandwidth(host, bandwidth)
     counts = Counter(card.name for card in cards)
     parts = [name if count == 1 else f"{count}x {name}" for name, count in counts.items()]
     if processor is not None:
@@ -265,8 +261,8 @@ def _unified_machine(devices: Sequence[KnownDevice], memory: MemoryText | None) 
         if device.kind is not DeviceKind.APU:
             raise UsageError(f"--ram: the memory of {device.name} is soldered: give only its size")
         bandwidth = described_bandwidth(memory, None)
-    if bandwidth is not None:
-        device = replace(device, bandwidth_bytes_per_s=bandwidth.bytes_per_s)
+    if bandwidth is not None:  # its GPU reads what the RAM gives
+        device = replace(device, bandwidth_bytes_per_s=None)
     system = _SYSTEMS.get(device.kind) or _this_system(has_cards=True)
     limits, notes = _app_limits(device)
     if not limits and not device.has_gpu:
@@ -283,6 +279,12 @@ def _unified_machine(devices: Sequence[KnownDevice], memory: MemoryText | None) 
         )
         gpus = (gpu,)
     processor = processor_like(device.model)
+    host = HostMemory(
+        total_bytes=device.memory_bytes,
+        free_bytes=device.memory_bytes if limits else device.usable_bytes,
+        limits=limits,
+        bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
+    )
     return Machine(
         name=device.name,
         system=system,
@@ -290,14 +292,7 @@ def _unified_machine(devices: Sequence[KnownDevice], memory: MemoryText | None) 
         arm=device.arm,
         cores=None if processor is None else processor.cores,
         instructions=frozenset() if processor is None else processor.instructions,
-        host=HostMemory(
-            total_bytes=device.memory_bytes,
-            free_bytes=device.memory_bytes if limits else device.usable_bytes,
-            limits=limits,
-            bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
-            bandwidth_because="" if bandwidth is None else bandwidth.because,
-            bandwidth_basis=Basis.MODELLED if bandwidth is None else bandwidth.basis,
-        ),
+        host=host if bandwidth is None else with_bandwidth(host, bandwidth),
         devices=gpus,
         notes=(IDLE, *notes),
         what_if=True,

@@ -30,12 +30,10 @@ from edgekit.report.hardware import budget_json, machine_json
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.speed import (
     rate_words,
-    shared_rows,
     shortfall_words,
-    speculation_rows,
     speed_json,
-    speed_notes,
     speed_row,
+    speed_rows,
     wait_rows,
     waits_json,
 )
@@ -367,12 +365,7 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
         engine = bill.engine_title
         details = [placement if machine in placement else f"{machine}, {placement}"]
         speed = [] if result.speed is None else [speed_row(result.speed, embeds=embeds(result))]
-        speed += [
-            *shared_rows(result),
-            *speculation_rows(result),
-            *speed_notes(result),
-            *wait_rows(result),
-        ]
+        speed += [*speed_rows(result), *wait_rows(result)]
         later_rows = engine_named(result.engine).later_rows(result) if result.can_load else ()
         sections: list[Section] = [
             (None, [bill.asked]),
@@ -391,7 +384,7 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
         sections = [
             ("", lambda screen: bar_lines(memories(result), screen)),
             *run,
-            ("Speed", [*shared_rows(result), *speculation_rows(result), *speed_notes(result)]),
+            ("Speed", speed_rows(result)),
             (
                 "Note",
                 [*bill.notes, *notes_on_screen(bill.estimate), *assumed_of(result.machine, result)],

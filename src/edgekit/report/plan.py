@@ -31,11 +31,10 @@ from edgekit.report.check import (
 from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.speed import (
-    shared_rows,
     speculation_rows,
     speed_json,
-    speed_notes,
     speed_row,
+    speed_rows,
     wait_rows,
     waits_json,
 )
@@ -94,8 +93,7 @@ def plan_text(
     ]
     offloaded = offload_words(result, plan.on_gpu_tokens_per_s)
     drafting = _speculation_rows(plan) if task.acceptance is not None else ()
-    speed_rows = [*shared_rows(result), *drafting, *speed_notes(result)]
-    speed_rows += filter(None, [offloaded])
+    speed = [*speed_rows(result, drafting), *filter(None, [offloaded])]
     if why:
         name = bill_of(plan).engine_title
         details = [f"{task.nodes} nodes of {machine.name}" if task.nodes > 1 else machine.name]
@@ -120,7 +118,7 @@ def plan_text(
         sections = [
             ("", lambda screen: bar_lines(memories(result), screen)),
             *run,
-            ("Speed", speed_rows),
+            ("Speed", speed),
             ("Note", [*notes, *notes_on_screen(result.estimate), *assumed_of(machine, result)]),
             changes_section(result, plan.to_fit or plan.changes, more),
             ("More", [MORE]),
@@ -151,8 +149,7 @@ def _decision_lines(plan: Plan, width: int) -> Iterator[str]:
         yield from _named_lines("speed", speed, column, width)
         offloaded = offload_words(plan.result, plan.on_gpu_tokens_per_s)
         result = plan.result
-        rows = [*shared_rows(result), *_speculation_rows(plan), *speed_notes(result)]
-        rows += [*wait_rows(result), offloaded]
+        rows = [*speed_rows(result, _speculation_rows(plan)), *wait_rows(result), offloaded]
         for row in filter(None, rows):
             yield from _named_lines("", row, column, width)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from edgekit.bill.types import OWN_LAYERS, SPEED_INTERVAL, Speed, Verdict
 from edgekit.bill.waits import FirstToken, LoadTime
@@ -98,6 +98,12 @@ def speculation_rows(result: Verdict, *, has_drafter: bool | None = None) -> Ite
         )
     elif has_drafter:
         yield ASK_ACCEPTANCE
+
+
+def speed_rows(result: Verdict, drafting: Iterable[str] | None = None) -> list[str]:
+    """What is said besides the speed: several users, a draft model (`drafting`), a requested speed."""
+    drafting = speculation_rows(result) if drafting is None else drafting
+    return [*shared_rows(result), *drafting, *speed_notes(result)]
 
 
 def wait_rows(result: Verdict) -> Iterator[str]:

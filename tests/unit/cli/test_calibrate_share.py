@@ -139,7 +139,8 @@ def test_model_that_is_not_public_is_measured_but_not_shared(
         (("--share", "nowhere/speeds.jsonl"), 2, "there is no folder nowhere"),
     ],
 )
-def test_error_before_anything_is_measured(  # noqa: PLR0917 - a row of the table
+def test_error_before_anything_is_measured(
+    *,
     data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

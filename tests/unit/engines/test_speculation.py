@@ -14,7 +14,7 @@ from tests.unit.plan.tasks import gguf, one_file
 from edgekit.bill.types import Drafter, Moment, PricedLoad, Speculation, Speed, Task
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
-from edgekit.engines.llamacpp.speed import prediction_run, run_of, speculative_speed
+from edgekit.engines.llamacpp.speed import prediction_run, run_of, speed
 from edgekit.engines.speculation import expected_speculation
 from edgekit.engines.speed import expected_speed
 from edgekit.engines.speed_formula import constants, decode_s
@@ -173,7 +173,7 @@ def test_nothing_is_claimed_if_the_bandwidth_is_unknown() -> None:
     placement = replace(priced.placement, cards=unknown.devices)
     moment = Moment(1024, drafted_tokens=3)
     asked = replace(task, acceptance=0.7, machine=unknown)
-    assert speculative_speed(asked, placement, priced.estimate, moment) is None
+    assert speed(asked, placement, priced.estimate, moment) is None
     assert expected_speculation(asked, replace(priced, placement=placement)) is None
 
 

@@ -17,7 +17,8 @@ from edgekit.engines.speed import speed_bound
 from edgekit.engines.speed_formula import Constants, constants, decode_s
 from edgekit.engines.speed_places import CORE_BYTES_PER_S, GB, Place, host_speed, places_of
 from edgekit.machine.types import Machine
-from edgekit.machine.what_if import what_if_machine
+from edgekit.machine.what_if import requested_machine, what_if_machine
+from edgekit.units import Basis
 
 LLAMA = recorded("llama-3.1-8b")
 
@@ -114,3 +115,14 @@ def test_bound_of_a_gpu_in_the_processor_is_that_of_the_ram() -> None:
     )
     assert bound is not None
     assert speed.typical <= bound * 1.1
+
+
+def test_speed_of_a_gpu_in_the_processor_is_as_well_known_as_its_ram() -> None:
+    setup = LlamaCppSetup(backend=Backend.VULKAN)
+    official, described = (
+        llama_cpp_speed(LLAMA, requested_machine(devices=("780M 64GB",), ram=ram), setup)
+        for ram in (None, "64G DDR5-4800")
+    )
+    assert official.basis is Basis.MODELLED
+    assert described.basis is Basis.ASSUMED  # two channels are
+    assert official.typical > described.typical

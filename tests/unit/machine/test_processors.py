@@ -166,6 +166,12 @@ def test_bandwidth_of_described_memory(
         assert found == (mb_per_s * 10**6, because, basis)
 
 
+@pytest.mark.parametrize("text", ["2x EPYC 9654", "EPYC 9654, EPYC 9654"])
+def test_two_processors_are_not_taken_for_one(text: str) -> None:
+    with pytest.raises(UsageError, match="name one processor; for two sockets give --ram"):
+        find_processor(text)
+
+
 def test_memory_that_the_processor_does_not_take_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="Ryzen 7 7700 takes DDR5, not DDR4"):
         bandwidth("32G DDR4-3200", "Ryzen 7 7700")

@@ -70,10 +70,13 @@ def test_cards_by_name(texts: list[str], name: str, cards: list[int]) -> None:
     assert any("system RAM unknown" in note for note in machine.notes)
 
 
-@pytest.mark.parametrize("text", ["7900 XTX", "7900XTX", "RX 7900 XTX"])
-def test_name_that_looks_like_a_number_of_cards(text: str) -> None:
-    (card,) = what_if_machine(devices=(text,)).devices
-    assert card.name == "RX 7900 XTX"
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("7900 XTX", 1), ("7900XTX", 1), ("RX 7900 XTX", 1), ("7900 XTX x2", 2), ("7900 XTX x 2", 2)],
+)
+def test_name_that_looks_like_a_number_of_cards(text: str, count: int) -> None:
+    cards = what_if_machine(devices=(text,)).devices
+    assert [card.name for card in cards] == ["RX 7900 XTX"] * count
 
 
 def test_card_from_the_table() -> None:
@@ -346,7 +349,7 @@ def test_speed_of_the_ram_of_an_apu() -> None:
     machine = what_if_machine(devices=["Radeon 780M 32GB"], ram="32G DDR5-4800")
     assert machine.host is not None
     assert machine.host.bandwidth_bytes_per_s == 2 * 4800 * 8 * 10**6
-    assert machine.devices[0].bandwidth_bytes_per_s == 2 * 4800 * 8 * 10**6
+    assert machine.devices[0].bandwidth_bytes_per_s is None  # its GPU reads the RAM
 
 
 @pytest.mark.parametrize(

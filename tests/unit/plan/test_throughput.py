@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.plan.tasks import LLAMA, of_config, one_file, task_for
 
-from edgekit.bill.types import Load, Start, Verdict
+from edgekit.bill.types import Load, MemoryEstimate, Moment, Placement, Speed, Start, Task, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.what_if import requested_machine
@@ -85,9 +85,11 @@ def test_speed_with_users_is_only_computed_when_it_is_shown(
     engine, users = type(engine_named("llama.cpp")), []
     compute = engine_named("llama.cpp").speed
 
-    def speed(_self: object, *arguments: object) -> object:
-        users.append(arguments[3].users)  # type: ignore[attr-defined] # a Moment
-        return compute(*arguments)  # type: ignore[arg-type] # as above
+    def speed(
+        _self: object, task: Task, placement: Placement, bill: MemoryEstimate, moment: Moment
+    ) -> Speed | None:
+        users.append(moment.users)
+        return compute(task, placement, bill, moment)
 
     monkeypatch.setattr(engine, "speed", speed)
     result = with_slots(8)

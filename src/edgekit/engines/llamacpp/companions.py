@@ -76,7 +76,7 @@ def estimate_with(
         added = tuple(adapter_lines(companions.adapters, place(model, setup), at_once))
         bill = replace(bill, lines=(*bill.lines, *added))
     draft = companions.drafter
-    if draft is None:
+    if draft is None or draft.model is None:
         return bill
     type_k, type_v = values.get("draft_type_k"), values.get("draft_type_v")
     drafter_load = replace(
@@ -84,10 +84,7 @@ def estimate_with(
         cache_k=None if type_k is None else cache_type(type_k),
         cache_v=None if type_v is None else cache_type(type_v),
     )
-    is_gguf = draft.header.container is Container.GGUF  # its tensors have their types already
-    return bill_with_drafter(
-        bill, draft, drafter_load, setup, mix=None if is_gguf else companions.drafter_mix
-    )
+    return bill_with_drafter(bill, draft.model, drafter_load, setup, mix=draft.mix)
 
 
 def bill_with_drafter(

@@ -1,4 +1,4 @@
-"""llama.cpp's speed: tables by backend and device, bytes read per token, and measurements on this machine."""
+"""llama.cpp's speed: what it reads per token, with and without a drafter, and measurements on this machine."""
 
 from __future__ import annotations
 
@@ -35,21 +35,13 @@ BANDWIDTH_OFF = 0.1
 
 
 def speed(task: Task, placement: Placement, bill: MemoryEstimate, moment: Moment) -> Speed | None:
-    measured = measured_ratio(
-        replace(task.machine, devices=placement.cards), LlamaCppSetup.of(placement.setup)
-    )
-    return modelled_speed(run_of(task, placement, bill), moment, measured)
-
-
-def speculative_speed(
-    task: Task, placement: Placement, bill: MemoryEstimate, moment: Moment
-) -> Speed | None:
-    """The speed with the task's drafter, which is in the bill."""
     machine = replace(task.machine, devices=placement.cards)
     setup, drafter = LlamaCppSetup.of(placement.setup), task.drafter
+    run, measured = run_of(task, placement, bill), measured_ratio(machine, setup)
+    if not moment.drafted_tokens:
+        return modelled_speed(run, moment, measured)
     if drafter is None or task.acceptance is None:
         return None
-    run = run_of(task, placement, bill)
     if drafter.model is None:
         drafts = prediction_run(run, bill)
     else:
@@ -59,9 +51,7 @@ def speculative_speed(
         lines = tuple(replace(line, part="") for line in bill.lines if line.part == DRAFTER)
         its_bill = replace(its_bill, lines=lines)
         drafts = sequence_run(drafter.model, task.load, its_setup, its_bill, machine)
-    return modelled_speculation(
-        run, drafts, moment, task.acceptance, measured_ratio(machine, setup)
-    )
+    return modelled_speculation(run, drafts, moment, task.acceptance, measured)
 
 
 def prediction_run(run: SequenceRun, bill: MemoryEstimate) -> SequenceRun:
