@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,14 +19,14 @@ from tests.documented import documented
 from tests.patience import PATIENCE_S
 from tests.runnable import write_chatting
 from tests.thoroughness import costly
+from tests.unit.cli.conftest import QUICK, RunEdgekit
 from tests.unit.machine.test_calibration import DIFFERENCE, DISK, ENGINE, HOST, PACE
 
 from edgekit.app import calibrate as app_calibrate
 from edgekit.app.calibrate import Calibrated, calibrate
 from edgekit.cli import main
 from edgekit.engines.llamacpp.run import binding
-from edgekit.engines.llamacpp.run.generated import Shape, write_test_model
-from edgekit.engines.program import CalibrateOptions
+from edgekit.engines.llamacpp.run.generated import write_test_model
 from edgekit.engines.speed_formula import constants_digest
 from edgekit.machine import calibration
 from edgekit.machine.calibration import (
@@ -42,42 +41,15 @@ from edgekit.machine.types import Calibration
 from edgekit.report.run import calibrated_text
 from edgekit.units import MIB
 
-QUICK = CalibrateOptions(
-    read_bytes=16 * MIB,
-    read_seconds=0.05,
-    shape=Shape(layers=2, width=256, inner=512, heads=4, kv_heads=2, vocabulary=2048),
-    pace_seconds=0.2,
-    busy_share=1.0,
-)
 LARGE_VOCABULARY = 100_000  # smallest vocabulary with which llama.cpp's overhead is saved
 MEASURED = {"schema", "path", "host", "engine", "timed", "within", "parts", "notes"}
 LISTED = {"schema", "path", "removed", "hosts", "engines", "differences", "problem"}
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr("edgekit.cli.measure.calibrate", partial(calibrate, options=QUICK))
-    return tmp_path / "data"
-
-
-@pytest.fixture
 def saves_small_vocabularies(monkeypatch: pytest.MonkeyPatch) -> None:
     """llama.cpp's overhead is saved for a small model too, because that loads quickly."""
     monkeypatch.setattr(app_calibrate, "LEAST_VOCABULARY", QUICK.shape.vocabulary)
-
-
-@pytest.fixture
-def run_edgekit(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(*argv: str) -> tuple[int, str, str]:
-        code = main(argv)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
-RunEdgekit = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture

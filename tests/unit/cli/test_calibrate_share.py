@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 from tests import tiny_llama
-from tests.unit.cli.test_calibrate import QUICK
+from tests.unit.cli.conftest import QUICK, RunEdgekit
 from tests.unit.machine.test_calibration import ENGINE, HOST, PACE
 from tools.merge_speed_records import check_record
 
-from edgekit.app.calibrate import calibrate
 from edgekit.app.shared_speed import NAMES
-from edgekit.cli import main
 from edgekit.engines.llamacpp.run.generated import Shape, shape_name
 from edgekit.machine.calibration import (
     NAME,
@@ -27,25 +23,6 @@ from edgekit.machine.calibration import (
 )
 from edgekit.machine.probes import detect
 from edgekit.machine.types import Calibration
-
-RunEdgekit = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr("edgekit.cli.measure.calibrate", partial(calibrate, options=QUICK))
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def run_edgekit(capsys: pytest.CaptureFixture[str]) -> RunEdgekit:
-    def run(*argv: str) -> tuple[int, str, str]:
-        code = main(argv)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.fixture
