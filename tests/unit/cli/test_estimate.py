@@ -197,7 +197,7 @@ def test_command_of_a_check_on_the_cpu_has_no_gpu_layers(
         ([SAMPLE, "-c", "-5"], 2, "must not be negative (got -5)"),
         ([SAMPLE, "-np", "300"], 2, "n_seq_max must be <= 256"),
         ([SAMPLE, "-fa", "perhaps"], 2, "is not one of on, off, auto"),
-        ([SAMPLE, "--backend", "tpu"], 2, "is not one of cpu, cuda, metal, vulkan"),
+        ([SAMPLE, "--backend", "tpu"], 2, "is not one of cpu, cuda, hip, rocm, metal, vulkan"),
         ([SAMPLE, "-ts", "a,b"], 2, "is not a list of shares (write for example 3,1)"),
         ([SAMPLE, "-ts", "1,1,1", "--device-memory", "24G"], 2, "has 1 GPUs and --rpc 0 devices, but --tensor-split has 3"),
         ([SAMPLE, "--mmproj", "auto"], 2, "no mmproj file was found next to the model"),
