@@ -29,6 +29,21 @@ class LocalWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """A program on this machine that runs models."""
+
+    program: str  # as --with names it: "llama-server", "mlx"
+    origin: str  # "PATH", "Homebrew", "LM Studio", "Python package", "running server"
+    path: str  # the executable, the folder of the Python package, or the address of the server
+    version: str = ""  # "0.5.0-dev", "0.32.2"; "": unknown
+    build: str = ""  # "b9294 (0c1e570)"; "": it has none
+    backends: tuple[str, ...] = ()  # what it computes with: "CUDA", "Vulkan", "Metal", "CPU"
+    devices: tuple[str, ...] = ()  # the GPUs that it lists on this machine
+    rules_version: str = ""  # the version whose rules bill it; "": the engine has only one
+    problem: str = ""  # why EdgeKit cannot start it; "": it can
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
     """Where a server listens."""
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         Verdict,
     )
     from edgekit.engines.commands import Command, Startup
-    from edgekit.engines.program import EngineProgram
+    from edgekit.engines.program import EngineProgram, Installation
     from edgekit.formats.types import ModelHeader
     from edgekit.index.types import Size
     from edgekit.machine.types import Budget, Device, Machine, Pool
@@ -289,6 +289,11 @@ class Engine:
             )
         program: EngineProgram = import_module(self.program_module).PROGRAM
         return program
+
+    @rule("installed")
+    def installations(self) -> tuple[Installation, ...]:
+        """The programs on this machine that run the engine, the best first. Starts them to ask for their version."""
+        return ()
 
     # --- speed
 
