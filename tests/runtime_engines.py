@@ -12,9 +12,9 @@ from tests.patience import PATIENCE_S
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.run.engine import EngineProcess
 from edgekit.engines.llamacpp.run.launch import Launch
-from edgekit.engines.llamacpp.run.watch import Probes
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.engines.program import Address, Ended, LocalWeights
+from edgekit.engines.watch import Probes
 from edgekit.formats import read_header
 from edgekit.model import read_geometry
 from edgekit.model.types import Model

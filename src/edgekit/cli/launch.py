@@ -38,7 +38,8 @@ from edgekit.engines.chat import (
     fit_prompt,
 )
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
-from edgekit.engines.process import LARGEST_PORT, check_port, ending_in_order, is_loopback
+from edgekit.engines.ports import LARGEST_PORT, check_port, is_loopback
+from edgekit.engines.process import ending_in_order
 from edgekit.engines.program import Address, RunOptions
 from edgekit.errors import (
     ContextTooLargeError,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgekit.cli.console import print_event, print_line
 from edgekit.cli.flags import read_host, read_integer
-from edgekit.engines.process import LARGEST_PORT
+from edgekit.engines.ports import LARGEST_PORT
 from edgekit.errors import MissingExtraError, NotFoundError, SourceError, UsageError
 from edgekit.sources.local import expand_home, path_error
 from edgekit.sources.locator import locate, path_of

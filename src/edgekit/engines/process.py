@@ -1,34 +1,39 @@
-"""A child process for an engine, which may crash; and checks whether a server can listen on a port.
+"""The processes of engines: a child that may crash, and a server program from its start to its end.
 
-The child reads and writes messages as lines of JSON on standard input and output, and writes its log to standard error.
+A child of EdgeKit's own exchanges messages as lines of JSON on standard input and output, and writes its log to
+standard error. Any other program writes its log to both.
 """
 
 from __future__ import annotations
 
-import errno
-import ipaddress
+import http.client
 import json
 import os
 import queue
-import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from typing import IO, Any
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol, Self, TypeVar
 
 import psutil
 
-from edgekit.errors import EngineError, UsageError
+from edgekit.engines.ports import check_port, in_use
+from edgekit.engines.program import Ended, Resident
+from edgekit.engines.watch import MappedFiles, Probes, Watch, say_nothing
+from edgekit.errors import EngineError, MemoryPressureError
+from edgekit.machine.surroundings import number_in, pairs_of
+from edgekit.units import GIB, KIB, format_bytes
 
 _LINE_BYTES = 65_536  # of the log: a longer line arrives in pieces
 Message = dict[str, Any]
-LARGEST_PORT = 65_535
-_ENGINE = re.compile(r"edgekit[/\\]engines[/\\]\w+[/\\]child\.py")  # the process of an engine
-_NAME_CHARS = 60
+_TETHERED = Path(__file__).with_name("tethered.py")
 
 
 class ChildProcess:
@@ -45,12 +50,15 @@ class ChildProcess:
         environment: Mapping[str, str],
         on_line: Callable[[str], None],
         on_message: Callable[[Message], None] | None = None,
+        has_messages: bool = True,
     ) -> None:
-        """Starts the process. EngineError if it cannot be started."""
+        """Starts the process. EngineError if it cannot be started. `has_messages`: it is a child of EdgeKit's own."""
+        if not has_messages:
+            command = _tethered(command)
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own script, by our own interpreter
+            self._process = subprocess.Popen(  # noqa: S603 - our own script, or the engine's program; no shell
                 list(command),
-                stdin=subprocess.PIPE,
+                stdin=subprocess.PIPE if has_messages else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=dict(environment),
@@ -60,10 +68,11 @@ class ChildProcess:
             raise EngineError(f"cannot start a process for the engine: {error}") from error
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._on_line, self._on_message = on_line, on_message or self._messages.put
-        self._threads = [
-            threading.Thread(target=read, daemon=True)
-            for read in (self._read_messages, self._read_log)
+        readers = [
+            self._read_messages if has_messages else lambda: self._read_log(self._process.stdout),
+            lambda: self._read_log(self._process.stderr),
         ]
+        self._threads = [threading.Thread(target=read, daemon=True) for read in readers]
         for thread in self._threads:
             thread.start()
 
@@ -129,8 +138,9 @@ class ChildProcess:
         return code
 
     def _close_input(self) -> None:
-        with suppress(OSError):
-            _pipe(self._process.stdin).close()
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
 
     def _read_messages(self) -> None:
         """Passes each message on until the child closes its output."""
@@ -145,10 +155,22 @@ class ChildProcess:
         finally:
             self._messages.put(None)
 
-    def _read_log(self) -> None:
-        with _pipe(self._process.stderr) as stream:
+    def _read_log(self, output: IO[bytes] | None) -> None:
+        with _pipe(output) as stream:
             while line := stream.readline(_LINE_BYTES):
                 self._on_line(line.decode(errors="replace"))
+
+
+def _tethered(command: Sequence[str]) -> list[str]:
+    """The command, on Linux by way of a script that asks the kernel to end the program with this process.
+
+    Elsewhere a program outlives this process if that is killed. So it does if a thread other than the first starts it:
+    the kernel would end it together with that thread.
+    """
+    is_first_thread = threading.get_native_id() == os.getpid()
+    if sys.platform != "linux" or not is_first_thread:
+        return list(command)
+    return [sys.executable, "-P", str(_TETHERED), str(os.getpid()), *command]
 
 
 def signal_name(number: int) -> str:
@@ -177,105 +199,342 @@ def ending_in_order() -> Iterator[None]:
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
     if stream is None:
-        raise TypeError("all streams of a child are pipes")
+        raise TypeError("this stream of the child is not a pipe")
     return stream
 
 
-def check_port(host: str, port: int) -> None:
-    """UsageError if the port cannot be used; 0: any free port."""
-    if not 0 <= port <= LARGEST_PORT:
-        raise UsageError(f"port {port:,} is not between 0 and {LARGEST_PORT:,}")
-    results = [_bind_error(family, address) for family, address in _addresses(host, port)]
-    errors = [error for error in results if error is not None]
-    codes = {error.errno for error in errors}
-    if errno.EADDRINUSE in codes:
-        raise in_use(host, port)
-    if None in results:
-        return
-    why = errors[0].strerror if errors else "no such address"
-    advice = "choose another host or port"
-    if codes & {errno.EACCES, errno.EPERM}:
-        advice = "ports below 1024 are reserved for the administrator: choose a higher one"
-    elif codes & {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
-        advice = "use 127.0.0.1 for this machine only, 0.0.0.0 for all its addresses"
-    raise UsageError(f"cannot listen on port {port} of {host}: {why}; {advice}")
+# --- the memory of a process
 
 
-def is_loopback(host: str) -> bool:
-    """True if only this machine can reach a server that listens on `host`. UsageError if it is not an address."""
-    return all(
-        ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
-        for _, address in _addresses(host, 0)
+def resident_at(when: str, memory: Mapping[str, int]) -> Resident | None:
+    """Sizes as /proc names them, as a Resident; None if there are none."""
+    if "VmRSS" not in memory:
+        return None
+    return Resident(
+        when=when,
+        resident_bytes=memory["VmRSS"],
+        anonymous_bytes=memory.get("RssAnon"),
+        file_bytes=memory.get("RssFile"),
+        model_bytes=memory.get("Model"),
+        swapped_bytes=memory.get("VmSwap", 0),
     )
 
 
-def in_use(host: str, port: int) -> UsageError:
-    """The error for a port that another process listens on."""
-    return UsageError(
-        f"port {port} of {host} is already in use{_owner_of(port)}; stop it, or choose "
-        "another port (0 picks a free one)"
-    )
+def read_status(pid: int) -> dict[str, int]:
+    """VmRSS, RssAnon, RssFile and VmSwap of a process in bytes; empty without /proc."""
+    texts = pairs_of(Path(f"/proc/{pid}/status"), ":")
+    sizes = {
+        name: number_in(texts.get(name, "").removesuffix("kB"))
+        for name in ("VmRSS", "RssAnon", "RssFile", "VmSwap")
+    }
+    return {name: size * KIB for name, size in sizes.items() if size is not None}
 
 
-def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
-    """The socket family and address of each address of the host. UsageError if it has none."""
-    try:
-        results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        raise UsageError(
-            f"{host!r} is not an address of this machine ({getattr(error, 'strerror', error)}); use 127.0.0.1 for this "
-            "machine only, 0.0.0.0 for all its addresses"
-        ) from error
-    return [(family, address) for family, _, _, _, address in results]
-
-
-def _bind_error(family: int, address: Any) -> OSError | None:
-    """The error of a bind like llama.cpp's; None if it works. SO_REUSEADDR ignores sockets in TIME_WAIT."""
-    # On Windows SO_REUSEADDR would take the port from another program.
-    exclusive = getattr(socket, "SO_EXCLUSIVEADDRUSE", None)
-    try:
-        with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
-            probe.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR if exclusive is None else exclusive, 1
-            )
-            if family == socket.AF_INET6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            probe.bind(address)
-            probe.listen(1)
-    except OSError as error:
-        return error
+def resident_of(pid: int) -> Resident | None:
+    """Resident memory of a process; None if it is gone or its memory is unknown."""
+    if (resident := resident_at("now", read_status(pid))) is not None:
+        return resident
+    with suppress(psutil.Error):
+        return Resident(when="now", resident_bytes=int(psutil.Process(pid).memory_info().rss))
     return None
 
 
-def _owner_of(port: int) -> str:
-    """A phrase for the process that holds the port; empty if unknown, as for processes of other users."""
+# --- a server program
+
+GRACE_S = 5.0  # between asking a program to end and killing it
+LOAD_TIMEOUT_S = 600.0  # 60 GB from a disk of 100 MB/s
+
+_LINE_CHARS = 400
+_LAST_LINES = 24
+_SHOWN_LINES = 3
+_JOIN_S = 2.0  # in case a grandchild keeps a pipe open
+_END_POLL_S = 0.05
+_POLL_S = 0.1
+_TELL_S = 1.0  # minimum time between two progress messages
+_STEPS = 10
+_HEALTH_S = 5.0
+# "couldn't bind" (llama.cpp), "Address already in use" (Python), "address already in use" (Go)
+_BIND_FAILED = ("couldn't bind", "ddress already in use")
+
+
+class ServerLog(Protocol):
+    """Reads the log of a program."""
+
+    def add(self, line: str) -> None:
+        """Reads a line that was logged while loading."""
+
+    def ends_loading(self, line: str) -> bool:
+        """Whether everything logged while loading has come with this line."""
+
+    def is_complaint(self, line: str) -> bool:
+        """Whether the line reports an error."""
+
+    def last_words(self) -> str:
+        """The first errors logged while loading; if there are none, the last lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLaunch:
+    """How a server program is started, and what is watched while it runs."""
+
+    program: str  # as messages name it: "llama.cpp", "mlx_lm.server"
+    title: str  # the name of the model
+    host: str = "127.0.0.1"
+    port: int = 0
+    files: tuple[Path, ...] = ()  # that it opens
+    mapped: frozenset[Path] = frozenset()  # of them, those that it keeps mapped
+    environment: Mapping[str, str] = field(
+        default_factory=dict
+    )  # that selects and orders the cards
+    uses_nvidia: bool = False
+    timeout_s: float = LOAD_TIMEOUT_S
+
+
+class ServerProcess:
+    """A server program, from start to end; as a context manager, it is stopped at the end of the block."""
+
+    address: str  # once it is ready: "http://127.0.0.1:8080"
+    version: str = ""
+    idle: Resident | None = None  # memory with its libraries loaded, but not the model
+
+    def __init__(
+        self,
+        launch: ServerLaunch,
+        log: ServerLog,
+        start: Callable[[Callable[[str], None]], ChildProcess],
+    ) -> None:
+        """Starts the process: `start` gets the function that reads its log.
+
+        Raises NotFoundError or SourceError if a file cannot be opened, and what `start` raises.
+        """
+        self.server = launch
+        self.files = MappedFiles(launch.files)
+        self._log = log
+        self._stop_reason = ""
+        self._ended: Ended | None = None
+        self._lock = threading.Lock()  # guards `_ended`
+        self._stopping = threading.Lock()
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._log_read = threading.Event()
+        self._oom_kills = _oom_kills()
+        try:
+            self._child = start(self._read_line)
+        except BaseException:
+            self.files.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def last_words(self) -> str:
+        """While loading, the first errors in its log; later, its last errors or lines."""
+        if not self._log_read.is_set():
+            return self._log.last_words()
+        lines = self.recent
+        shown = [line for line in lines if self._log.is_complaint(line)] or lines
+        return " | ".join(shown[-_SHOWN_LINES:])
+
+    @property
+    def recent(self) -> list[str]:
+        """The last lines of its log."""
+        return list(self._last_lines)
+
+    def message(self, timeout_s: float) -> Message | None:
+        """The child's next message; None on timeout."""
+        try:
+            return self._child.message(timeout_s)
+        except EOFError:  # it is about to end
+            self._child.wait(timeout_s)
+            return None
+
+    def has_log(self, timeout_s: float) -> bool:
+        """True if everything logged while loading was read. Later lines are about requests."""
+        return self._log_read.wait(timeout_s)
+
+    def resident(self) -> Resident | None:
+        """Its resident memory; None if it is gone or the system does not tell."""
+        return None if self.poll() is not None else resident_of(self.pid)
+
+    def maps(self, path: Path) -> bool:
+        """Whether the program keeps the file mapped."""
+        return path in self.server.mapped
+
+    def poll(self) -> Ended | None:
+        """How the process ended; None while it runs."""
+        with self._lock:
+            if self._ended is None and self._child.exit_code is not None:
+                self._ended = self._end()
+            return self._ended
+
+    def wait(self, timeout_s: float | None = None) -> Ended | None:
+        """Waits for the process to end; None on timeout."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while (ended := self.poll()) is None:
+            wait_s = _END_POLL_S
+            if deadline is not None:
+                wait_s = min(wait_s, deadline - time.monotonic())
+            if wait_s <= 0:
+                return None
+            self._child.wait(wait_s)
+        return ended
+
+    def stop(self, why: str = "", *, grace_s: float = GRACE_S) -> Ended:
+        """Asks it to end, and kills its whole process group if it does not. Idempotent."""
+        with self._stopping:
+            if (ended := self.poll()) is not None:
+                return ended
+            self._stop_reason = why or "stopped on request"
+            self._child.ask_to_end()
+            self._child.wait(grace_s)
+            while (ended := self.poll()) is None:
+                self._child.kill()
+                self._child.wait()
+            return ended
+
+    def _end(self) -> Ended:
+        """How the process ended, with the most likely cause if nothing stopped it on purpose."""
+        code = self._child.close(_JOIN_S)
+        killed = None if code >= 0 else signal_name(-code)
+        why, program = self._stop_reason, self.server.program
+        if not why:  # the program ended by itself
+            why = f"{program} died of {killed}" if killed else f"{program} exited (code {code})"
+            changes = self.files.changes()
+            fatal_change = next(
+                (change for change in changes if change.fatal and self.maps(change.path)), None
+            )
+            if fatal_change is not None:
+                why += f": {fatal_change.path} {fatal_change.what} while it was in use"
+            elif (
+                killed == "SIGKILL"
+                and self._oom_kills is not None
+                and (_oom_kills() or 0) > self._oom_kills
+            ):
+                why += (
+                    ": the kernel killed processes because the machine ran out of memory, probably "
+                    "including this one"
+                )
+            elif killed == "SIGKILL":
+                why += ": killed by another program, or by a memory limit outside this container"
+        self.files.close()
+        return Ended(
+            exit_code=None if killed else code,
+            signal=killed,
+            why=why,
+            last_words=self.last_words,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    def _read_line(self, line: str) -> None:
+        """Keeps the last lines of the log; those logged while loading are also read for what they say."""
+        line = line[:_LINE_CHARS].rstrip()
+        is_loading = not self._log_read.is_set()
+        if line and (not is_loading or not self._log.ends_loading(line)):
+            self._last_lines.append(line)
+            if is_loading:
+                self._log.add(line)
+        elif line:
+            self._log_read.set()
+
+
+def _oom_kills() -> int | None:
+    """The kernel's count of out-of-memory kills; None if it does not count them."""
+    return number_in(pairs_of(Path("/proc/vmstat"), " ").get("oom_kill", ""))
+
+
+Process = TypeVar("Process", bound=ServerProcess)
+
+
+def start_server(
+    launch: ServerLaunch,
+    create: Callable[[], Process],
+    is_ready: Callable[[Process, float], bool],
+    *,
+    tell: Callable[[str], None] = say_nothing,
+    recheck: Callable[[], None] | None = None,
+    probes: Probes | None = None,
+) -> Process:
+    """Starts a server until it is ready, or cleans up completely.
+
+    `recheck` is called just before loading, and raises if the model no longer fits. `is_ready` may wait for the given
+    seconds. `tell` receives progress messages. UsageError for a port that is taken, MemoryPressureError if memory runs
+    out meanwhile, otherwise EngineError with its last log lines.
+    """
+    check_port(launch.host, launch.port)
+    if recheck is not None:
+        recheck()
+    process = create()
     try:
-        listeners = set()
-        for connection in psutil.net_connections(kind="tcp"):
-            if connection.status != psutil.CONN_LISTEN or not connection.laddr:
-                continue
-            if connection.pid and connection.laddr.port == port:
-                listeners.add(connection.pid)
-        if not listeners:
-            return ""
-        process = psutil.Process(min(listeners))
-        words: list[str] = process.cmdline()
-        if len(words) > 1 and any(_ENGINE.search(word) for word in words):
-            model = words[-1][:_NAME_CHARS]
-            ours = ", started by this program" if process.ppid() == os.getpid() else ""
-            return f" by a model that edgekit already runs ({model}, process {process.pid}{ours})"
-        # Only the name of another program: its arguments may be secret.
-        return f" by process {process.pid} ({process.name()[:_NAME_CHARS]})"
-    except (psutil.Error, OSError, RuntimeError):  # macOS tells only the administrator
-        return ""
+        with Watch(process, warn=tell, probes=probes) as watch:
+            try:
+                _load(process, is_ready, tell)
+            except EngineError as error:
+                if watch.starved:
+                    raise MemoryPressureError(watch.reason or str(error)) from error
+                raise
+    except BaseException:
+        process.stop()
+        raise
+    return process
 
 
-def connectable(host: str) -> str:
-    """The host that clients connect to: a loopback address if the server listens on all addresses."""
-    wild = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: S104 - compared, not bound
-    return wild.get(host, host)
+def _load(
+    process: Process, is_ready: Callable[[Process, float], bool], tell: Callable[[str], None]
+) -> None:
+    """Waits until the program is ready, and shows its progress. EngineError if it ends or takes too long."""
+    launch = process.server
+    started_s = time.monotonic()
+    deadline, next_message_s = started_s + launch.timeout_s, started_s + _TELL_S
+    progress = Progress(title=launch.title, size_bytes=process.files.size_bytes, tell=tell)
+    while not is_ready(process, max(0.0, min(_POLL_S, deadline - time.monotonic()))):
+        if (ended := process.poll()) is not None:
+            if any(words in ended.last_words for words in _BIND_FAILED):
+                raise in_use(launch.host, launch.port)  # another program took the port
+            raise EngineError(f"{ended.why}: {ended.last_words or 'it printed nothing'}")
+        if time.monotonic() > deadline:
+            last = process.stop().last_words
+            raise EngineError(
+                f"{launch.program} did not start within {launch.timeout_s:g} s: {last or 'no output'}"
+            )
+        if time.monotonic() > next_message_s:
+            next_message_s += _TELL_S
+            progress.show(process.resident())
 
 
-def in_address(host: str) -> str:
-    """The host as written in a URL."""
-    return f"[{host}]" if ":" in host else host
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Loading progress, in steps of a tenth of the file or 1 GiB."""
+
+    title: str
+    size_bytes: int
+    tell: Callable[[str], None]
+    _next_bytes: int = 0
+
+    def show(self, resident: Resident | None) -> None:
+        """Reports progress if memory has grown by a step."""
+        if resident is None or resident.resident_bytes < self._next_bytes:
+            return
+        loaded_bytes = resident.resident_bytes
+        self._next_bytes = loaded_bytes + min(max(self.size_bytes, loaded_bytes) // _STEPS, GIB)
+        self.tell(
+            f"loading {self.title}: {format_bytes(loaded_bytes)} in memory, file size "
+            f"{format_bytes(self.size_bytes)}"
+        )
+
+
+def health(address: str, path: str = "/health", timeout_s: float = _HEALTH_S) -> int | None:
+    """The HTTP status: 200 if ready, 503 while loading; None: no answer."""
+    connection = http.client.HTTPConnection(address.partition("://")[2], timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()

@@ -22,7 +22,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgekit.engines.process import check_port, connectable, in_address, in_use
+from edgekit.engines.ports import check_port, connectable, in_address, in_use
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.index import read_index
 from edgekit.report.hardware import devices_json, hardware_json

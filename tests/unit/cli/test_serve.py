@@ -25,7 +25,7 @@ from tests.thoroughness import costly
 
 from edgekit.cli import main
 from edgekit.engines.llamacpp.run import launch
-from edgekit.engines.process import is_loopback
+from edgekit.engines.ports import is_loopback
 from edgekit.units import MIB
 
 if TYPE_CHECKING:

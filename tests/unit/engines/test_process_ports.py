@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from edgekit.engines.process import check_port, connectable, in_address
+from edgekit.engines.ports import check_port, connectable, in_address
 from edgekit.errors import UsageError
 
 

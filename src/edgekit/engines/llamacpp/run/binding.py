@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
@@ -20,15 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from edgekit.bill.types import Component, Load
 from edgekit.engines.flags import fields_of, flag_words, given_values
-from edgekit.engines.llamacpp.child import read_status
 from edgekit.engines.llamacpp.flags import TABLE
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.engines.process import ChildProcess, Message
-from edgekit.engines.program import Resident
 from edgekit.errors import EngineError, UsageError
 
 SCRIPT = Path(__file__).parents[1] / "child.py"
@@ -64,6 +59,12 @@ _NOT_OF_FIT_TOOL = frozenset({"rpc", "device_memory", "unified"})
 _VERSION_TIMEOUT_S = 20.0
 
 
+def child_environment(added: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that runs llama.cpp."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    return {**inherited, **_ENVIRONMENT, **added}
+
+
 def start_child(
     job: str,
     request: Mapping[str, Any],
@@ -76,38 +77,14 @@ def start_child(
     """Starts the child. `job`: one of child.py's; `title`: shown in process lists, by default the model's file name.
     EngineError if it cannot be started.
     """
-    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     child = ChildProcess(
         [sys.executable, "-P", str(SCRIPT), title or Path(request.get("model", job)).name],
-        environment={**inherited, **_ENVIRONMENT, **environment},
+        environment=child_environment(environment),
         on_line=on_line,
         on_message=on_message,
     )
     child.send({**request, "job": job})
     return child
-
-
-def resident_at(when: str, memory: Mapping[str, int]) -> Resident | None:
-    """The memory that `read_status` read, as a Resident; None if it read nothing."""
-    if "VmRSS" not in memory:
-        return None
-    return Resident(
-        when=when,
-        resident_bytes=memory["VmRSS"],
-        anonymous_bytes=memory.get("RssAnon"),
-        file_bytes=memory.get("RssFile"),
-        model_bytes=memory.get("Model"),
-        swapped_bytes=memory.get("VmSwap", 0),
-    )
-
-
-def resident_of(pid: int) -> Resident | None:
-    """Resident memory of a process; None if it is gone or its memory is unknown."""
-    if (resident := resident_at("now", read_status(pid))) is not None:
-        return resident
-    with suppress(psutil.Error):
-        return Resident(when="now", resident_bytes=int(psutil.Process(pid).memory_info().rss))
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

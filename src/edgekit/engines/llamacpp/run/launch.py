@@ -1,6 +1,7 @@
-"""How llama.cpp is started for `run` and `serve`: a launch, and xllamacpp's parameters for the child process.
+"""How llama.cpp is started for `run` and `serve`: a launch, then either xllamacpp's parameters for the child process or
+the command line of llama-server.
 
-`fit_params` is off: llama.cpp would plan again and might deviate from the bill.
+Fitting to the free memory is off: llama.cpp would plan again and might deviate from the bill.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.bill.types import Load
+from edgekit.engines.llamacpp.flags import command_words
 from edgekit.engines.llamacpp.run.binding import enum_parameters, parameters
-from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.program import Address, LocalWeights
+from edgekit.engines.llamacpp.setups import values
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup
+from edgekit.engines.process import LOAD_TIMEOUT_S, ServerLaunch
+from edgekit.engines.program import Address, Installation, LocalWeights
 from edgekit.errors import UsageError
 from edgekit.sources.filenames import shard_names
-
-LOAD_TIMEOUT_S = 600.0  # 60 GB from a disk of 100 MB/s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class Launch:
     drafter_load: Load | None = None  # has the types of the drafter's cache; None: those of `load`
     threads: int | None = None  # None: one per core
     environment: Mapping[str, str] = field(default_factory=dict)  # selects and orders the cards
+    program: Installation | None = None  # llama-server; None: the xllamacpp wheel
     timeout_s: float = LOAD_TIMEOUT_S
 
     @property
@@ -51,15 +54,28 @@ class Launch:
         return self.weights.drafter is not None or self.setup.load_mtp
 
     @property
-    def files(self) -> tuple[Path, ...]:
-        """All files that the engine opens."""
+    def server(self) -> ServerLaunch:
+        """The launch, as far as the process layer needs to know it."""
         model, drafter = self.weights.model, self.weights.drafter
-        models = (model,) if drafter is None else (model, drafter)
-        return (*(path for model in models for path in _shards(model)), *self._copied)
+        models = [
+            path for first in (model, drafter) if first is not None for path in _shards(first)
+        ]
+        return ServerLaunch(
+            program="llama.cpp",
+            title=self.title,
+            host=self.at.host,
+            port=self.at.port,
+            files=(*models, *self._copied),
+            mapped=frozenset(models) if self.setup.use_mmap else frozenset(),
+            environment=self.environment,
+            uses_nvidia=self.setup.backend is Backend.CUDA and self.setup.n_gpu_layers > 0,
+            timeout_s=self.timeout_s,
+        )
 
-    def maps(self, path: Path) -> bool:
-        """True if the engine keeps the file mapped."""
-        return self.setup.use_mmap and path not in self._copied
+    @property
+    def key_in_environment(self) -> Mapping[str, str]:
+        """The key of llama-server, which must not show in the list of processes."""
+        return {"LLAMA_API_KEY": self.at.api_key} if self.at.api_key else {}
 
     @property
     def _copied(self) -> tuple[Path, ...]:
@@ -120,6 +136,47 @@ def make_settings(launch: Launch) -> dict[str, Any]:
         "adapters": [str(path) for path in launch.weights.adapters],
         "projector": None if projector is None else str(projector),
     }
+
+
+def server_words(launch: Launch) -> list[str]:
+    """The command line of llama-server. UsageError if llama.cpp cannot be started like this."""
+    _check_launch(launch)
+    if launch.program is None:
+        raise TypeError("this launch is for the wheel")
+    load, setup, weights = launch.load, launch.setup, launch.weights
+    # What is always set, because llama-server would otherwise choose it itself.
+    flags: dict[str, Any] = values(load, setup) | {
+        "context": load.context_tokens or 0,
+        "n_gpu_layers": setup.n_gpu_layers if setup.has_device else 0,
+        "backend": setup.backend.value,
+        "ctx_shift": launch.rolls or None,
+        "mmproj": None if weights.projector is None else str(weights.projector),
+    }
+    words = [launch.program.path, "-m", str(weights.model), *command_words(flags, setup.rules)]
+    words += ["--fit", "off", "--keep", str(launch.sinks)]
+    words += ["-lv", str(_VERBOSITY), "--log-colors", "off", "--log-timestamps", "--log-prefix"]
+    words += ["--host", launch.at.host, "--port", str(launch.at.port)]
+    words += ["--threads-http", str(_HTTP_THREADS), "--metrics"]
+    if weights.projector is None:
+        words.append("--no-mmproj")
+    elif not setup.has_device:
+        words.append("--no-mmproj-offload")
+    if weights.adapters:
+        words += ["--lora", ",".join(map(str, weights.adapters))]
+    if weights.drafter is not None:
+        drafter = launch.drafter_load or load
+        words += ["-md", str(weights.drafter), "-ngld", "all" if setup.has_device else "0"]
+        for name, kind in (("-ctkd", drafter.cache_k), ("-ctvd", drafter.cache_v)):
+            words += [] if kind is None else [name, kind.name]
+    if launch.is_drafted and setup.draft_max:
+        words += ["--spec-draft-n-max", str(setup.draft_max)]
+    if launch.threads is not None:
+        words += ["-t", str(launch.threads), "-tb", str(launch.threads)]
+    if not launch.at.chats:
+        words += ["--chat-template", _BUILT_IN]
+    if launch.at.alias:
+        words += ["--alias", launch.at.alias]
+    return words
 
 
 def _check_launch(launch: Launch) -> None:

@@ -25,7 +25,6 @@ from edgekit.engines.llamacpp.run.engine import EngineProcess, start
 from edgekit.engines.llamacpp.run.generated import generated_files
 from edgekit.engines.llamacpp.run.launch import Launch
 from edgekit.engines.llamacpp.run.verification import compare, verify_model
-from edgekit.engines.llamacpp.run.watch import Watch
 from edgekit.engines.llamacpp.setups import describe
 from edgekit.engines.llamacpp.setups import setup as read_setup
 from edgekit.engines.llamacpp.types import (
@@ -45,6 +44,7 @@ from edgekit.engines.program import (
     RunOptions,
     Verification,
 )
+from edgekit.engines.watch import Watch
 from edgekit.errors import ContextTooLargeError, EngineError, MemoryPressureError, TextError
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles

@@ -13,7 +13,6 @@ from typing import Any
 
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.child import read_status
 from edgekit.engines.llamacpp.run.binding import (
     COMPARED,
     NO_DEVICES,
@@ -21,7 +20,6 @@ from edgekit.engines.llamacpp.run.binding import (
     LoadQuestion,
     Pacing,
     VerifyMethod,
-    resident_at,
     start_child,
 )
 from edgekit.engines.llamacpp.run.engine_log import EngineLog
@@ -33,7 +31,7 @@ from edgekit.engines.llamacpp.types import (
     answered_version,
     installed_version,
 )
-from edgekit.engines.process import Message, signal_name
+from edgekit.engines.process import Message, read_status, resident_at, signal_name
 from edgekit.engines.program import (
     NOTHING,
     ComparedRow,

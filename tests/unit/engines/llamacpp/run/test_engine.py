@@ -15,8 +15,9 @@ from tests.runtime_engines import COMPLETION, SERVER, ask, launch_of, model_of, 
 
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.run import binding
-from edgekit.engines.llamacpp.run.engine import Progress, start
+from edgekit.engines.llamacpp.run.engine import start
 from edgekit.engines.llamacpp.types import Backend
+from edgekit.engines.process import Progress
 from edgekit.engines.program import Resident
 from edgekit.errors import (
     EngineError,
@@ -178,6 +179,6 @@ def test_start_on_a_port_taken_after_it_was_checked(
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        monkeypatch.setattr("edgekit.engines.llamacpp.run.engine.check_port", lambda *_: None)
+        monkeypatch.setattr("edgekit.engines.process.check_port", lambda *_: None)
         with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is already in use"):
             start(launch_of(model, port=port))

@@ -19,7 +19,7 @@ from tests.runtime_engines import CALM, COMPLETION, ask, launch_of, wait_for_end
 from tests.thoroughness import costly
 
 from edgekit.engines.llamacpp.run.engine import EngineProcess, start
-from edgekit.engines.llamacpp.run.watch import Watch
+from edgekit.engines.watch import Watch
 from edgekit.units import MIB
 
 pytest.importorskip("xllamacpp")

@@ -14,11 +14,12 @@ from tests.runtime_engines import ask, launch_of, model_of, small_model
 
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.run.engine import EngineProcess, health, start
+from edgekit.engines.llamacpp.run.engine import EngineProcess, start
 from edgekit.engines.llamacpp.run.program import compare_reported
-from edgekit.engines.llamacpp.run.watch import Watch
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
-from edgekit.engines.process import check_port
+from edgekit.engines.ports import check_port
+from edgekit.engines.process import health
+from edgekit.engines.watch import Watch
 from edgekit.errors import UsageError
 from edgekit.units import MIB
 

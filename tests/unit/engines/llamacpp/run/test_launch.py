@@ -74,7 +74,7 @@ def test_settings_of_a_launch_with_every_option() -> None:
     }
     assert settings["adapters"] == ["a.gguf", "b.gguf"]
     assert settings["projector"] is None
-    assert launch.files == (Path("m.gguf"), Path("d.gguf"), Path("a.gguf"), Path("b.gguf"))
+    assert launch.server.files == (Path("m.gguf"), Path("d.gguf"), Path("a.gguf"), Path("b.gguf"))
 
 
 EXPECTED: dict[str, Any] = {
@@ -115,8 +115,8 @@ def test_settings_with_a_projector_and_without_a_chat_template() -> None:
         settings["parameters"]["mmproj_use_gpu"] is False
     )  # as in the bill: the projector is in RAM
     assert settings["parameters"]["chat_template"] == "chatml"
-    assert launch.files == (Path("m.gguf"), Path("p.gguf"))
-    assert [launch.maps(path) for path in launch.files] == [True, False]
+    assert launch.server.files == (Path("m.gguf"), Path("p.gguf"))
+    assert launch.server.mapped == {Path("m.gguf")}
 
 
 def test_settings_with_multi_token_prediction_have_a_draft_of_the_model_itself() -> None:

@@ -26,9 +26,9 @@ from tests.runtime_engines import (
 from tests.unit.machine.trees import machine, recorded
 
 from edgekit.engines.llamacpp.run.engine import EngineProcess, start
-from edgekit.engines.llamacpp.run.watch import ProbedDevice, Probes, Watch, probes_of
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.program import Ended
+from edgekit.engines.watch import ProbedDevice, Probes, Watch, probes_of
 from edgekit.errors import MemoryPressureError
 from edgekit.machine.host import CgroupVersion
 from edgekit.machine.nvidia import nvml_message
@@ -174,12 +174,12 @@ import json, sys
 from dataclasses import replace
 from pathlib import Path
 from tests.runtime_engines import launch_of
-from edgekit.engines.llamacpp.run.watch import probes_of
+from edgekit.engines.watch import probes_of
 from edgekit.engines.llamacpp.run.engine import start
-from edgekit.engines.llamacpp.run.watch import Watch
+from edgekit.engines.watch import Watch
 
 launch, looks, blocks = launch_of(Path(sys.argv[1])), [], []
-real = probes_of(launch)
+real = probes_of(launch.server)
 
 def limits(pid):
     looks.append(pid)
@@ -232,7 +232,7 @@ def test_nvidia_probe_reports_free_memory_and_errors_of_a_gpu(tmp_path: Path) ->
         tmp_path, {"files": {"/proc/driver/nvidia/version": "NVRM version: 580\n"}}, answers=answers
     )
     launch = launch_of(tmp_path / "m.gguf", setup=replace(SERVER, backend=Backend.CUDA))
-    look = probes_of(launch, here).devices
+    look = probes_of(launch.server, here).devices
     assert look() == (ProbedDevice(name="GPU 0", free_bytes=150_109_880_320),)
     memory = answers["nvmlDeviceGetMemoryInfo"]
     for code, message in ((15, "the GPU has fallen off the bus"), (16, "the GPU needs a reset")):
@@ -242,7 +242,7 @@ def test_nvidia_probe_reports_free_memory_and_errors_of_a_gpu(tmp_path: Path) ->
     for code in (3, 999):  # errors that do not mean that it is gone
         memory[next(iter(memory))] = {"error": code}
         assert look() == (ProbedDevice(name="GPU 0", silent=nvml_message(code)),)
-    assert probes_of(launch_of(tmp_path / "m.gguf"), here).devices() == ()
+    assert probes_of(launch_of(tmp_path / "m.gguf").server, here).devices() == ()
 
 
 @pytest.mark.parametrize(
@@ -264,18 +264,18 @@ def test_nvidia_probe_watches_only_gpus_visible_to_the_engine(
         setup=replace(SERVER, backend=Backend.CUDA),
         environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **launch_environment},
     )
-    devices = probes_of(launch, here).devices()
+    devices = probes_of(launch.server, here).devices()
     assert [item.name for item in devices] == [f"GPU {index}" for index in indexes]
 
 
 def test_nvidia_probe_without_a_gpu_says_so(tmp_path: Path) -> None:
     launch = launch_of(tmp_path / "m.gguf", setup=replace(SERVER, backend=Backend.CUDA))
-    (result,) = probes_of(launch, machine(tmp_path)).devices()
+    (result,) = probes_of(launch.server, machine(tmp_path)).devices()
     assert (result.name, result.silent) == ("the NVIDIA driver", "no GPU found")
 
 
 def test_probes_read_limits_of_the_engines_process(running: EngineProcess) -> None:
     """Nobody has set `ulimit -v` for the engine, so no RLIMIT is reported."""
-    names = {limit.name for limit in probes_of(running.launch).limits(running.pid)}
+    names = {limit.name for limit in probes_of(running.server).limits(running.pid)}
     assert not {name for name in names if name.startswith("RLIMIT")}
-    assert probes_of(running.launch).available_bytes() > MIB
+    assert probes_of(running.server).available_bytes() > MIB

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from edgekit.engines.llamacpp.run.launch import Launch
-from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.program import Ended, Resident
 from edgekit.errors import NotFoundError, SourceError
 from edgekit.machine.monitor import CRITICAL_BYTES, MemoryProbe
@@ -29,15 +27,25 @@ LITTLE_BYTES = 64 * MIB  # free memory of a GPU below which the next request may
 _MAX_FAILED_PROBES = 2  # in a row: then a GPU counts as gone
 
 
+class Launched(Protocol):
+    """How a program was started, as far as it is watched."""
+
+    @property
+    def environment(self) -> Mapping[str, str]: ...
+    @property
+    def uses_nvidia(self) -> bool: ...
+
+
 class Watched(Protocol):
     """An engine that is running or loading."""
 
     @property
-    def launch(self) -> Launch: ...
+    def server(self) -> Launched: ...
     @property
     def files(self) -> MappedFiles: ...
     @property
     def pid(self) -> int: ...
+    def maps(self, path: Path, /) -> bool: ...
     def resident(self) -> Resident | None: ...
     def poll(self) -> Ended | None: ...
     def stop(self, why: str = "") -> Ended: ...
@@ -66,7 +74,7 @@ class Watch:
         self._is_memory_short = False  # the reason to stop is a lack of memory
         self._engine = engine
         self._warn = warn
-        self._probes = probes or probes_of(engine.launch)
+        self._probes = probes or probes_of(engine.server)
         self._every_s = every_s
         self._warned: set[str] = set()
         self._used: dict[str, int] = {}  # bytes used of each limit at the last check, by its name
@@ -133,7 +141,7 @@ class Watch:
         """Stops if a mapped file was truncated; warns of other changes."""
         for change in self._engine.files.changes():
             what = f"{change.path} {change.what} while in use"
-            if change.fatal and self._engine.launch.maps(change.path):
+            if change.fatal and self._engine.maps(change.path):
                 return f"stopped: {what}, and the missing part would crash the engine"
             self._warn_once(
                 f"{what}: the engine continues with what it has loaded, but cannot be "
@@ -286,18 +294,17 @@ class Probes:
     devices: Callable[[], tuple[ProbedDevice, ...]]  # those that hold layers
 
 
-def probes_of(launch: Launch, here: Surroundings | None = None) -> Probes:
-    """The probes for an engine started by this launch."""
+def probes_of(launch: Launched, here: Surroundings | None = None) -> Probes:
+    """The probes for a program started by this launch."""
     here = here or Surroundings()
-    # An engine stays in the control groups of the process that started it.
+    # A program stays in the control groups of the process that started it.
     memory = MemoryProbe(here)
-    on_cuda = launch.setup.backend is Backend.CUDA and launch.setup.n_gpu_layers > 0
     # Variables such as CUDA_VISIBLE_DEVICES: ours, overridden by those of the launch.
     visible = replace(here, environment={**here.environment, **launch.environment})
     return Probes(
         limits=memory.limits,
         available_bytes=memory.available_bytes,
-        devices=NvidiaProbe(visible).look if on_cuda else tuple,
+        devices=NvidiaProbe(visible).look if launch.uses_nvidia else tuple,
     )
 
 
