@@ -280,7 +280,7 @@ def run(
                 running = attempt.enter_context(_start_engine(judged, starter, weights, address))
                 is_too_short, prompt_tokens = False, 0
                 if uncounted is not None:
-                    prompt_tokens = len(running.generator.tokens(uncounted))
+                    prompt_tokens = len(running.generator.tokens(uncounted) or ())
                     window, native = (
                         running.generator.window_tokens,
                         judged.check.result.native_context,

@@ -320,9 +320,11 @@ class _Writer:
     def fitted(self, prompt: Prompt, max_tokens: int | None) -> Fitted:
         """Which part of the prompt is read, and how much can be written."""
         tokens = self.generator.tokens(prompt)
-        if self.generator.reads_beyond:
-            return Fitted(tokens=tuple(tokens), max_tokens=max_tokens)
+        if tokens is None or self.generator.reads_beyond:
+            counted = None if tokens is None else tuple(tokens)
+            return Fitted(prompt=prompt, tokens=counted, max_tokens=max_tokens)
         return fit_prompt(
+            prompt,
             tokens,
             window_tokens=self.generator.window_tokens,
             max_tokens=max_tokens,
@@ -332,10 +334,7 @@ class _Writer:
 
     def pieces(self, fitted: Fitted, written: GenerationResult) -> Iterator[str]:
         """The answer piece by piece. `written` receives the counts and speeds."""
-        limit = fitted.max_tokens
-        with closing(
-            self.generator.write(fitted.tokens, self.sampling, max_tokens=limit, into=written)  # type: ignore[type-var]  # both are generators
-        ) as pieces:
+        with closing(self.generator.write(fitted, self.sampling, into=written)) as pieces:
             yield from pieces
 
 

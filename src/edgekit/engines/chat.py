@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from edgekit.errors import ContextTooLargeError, UsageError, quoted
 
 ROLES = ("system", "user", "assistant")
 RECENT_TOKENS = 4_096  # maximum look-back of the repetition penalty
+MOST_STOPS = 16
 RANDOM_SEED = 2**32 - 1  # llama.cpp's "random": LLAMA_DEFAULT_SEED in llama.h
 _NUMBER, _WHOLE = (int, float), (int,)
 # Field -> flag, types, least, most, and the rule in words.
@@ -33,9 +34,18 @@ _RULES: dict[str, tuple[str, tuple[type, ...], float, float, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An image file as it is."""
+
+    data: bytes = field(repr=False)
+    media_type: str  # "image/png"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     role: str
     content: str
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +54,18 @@ class Prompt:
 
     messages: tuple[Message, ...] = ()
     text: str = ""
+    tools: tuple[
+        Mapping[str, Any], ...
+    ] = ()  # functions that the model may call, as in OpenAI's API
 
     @property
     def is_plain(self) -> bool:
         return not self.messages
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is nothing but text: no images, no tools."""
+        return not self.tools and not any(message.images for message in self.messages)
 
     @property
     def size_bytes(self) -> int:
@@ -63,6 +81,7 @@ class GenerationResult:
     finish: str = ""  # "stop", "length"; "": interrupted
     prompt_tokens: int = 0
     new_tokens: int = 0
+    tool_calls: list[dict[str, str]] = field(default_factory=list)  # "name" and "arguments" (JSON)
     timings: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -85,19 +104,14 @@ class TextGenerator(Protocol):
         """True if a prompt may be longer than the window: its beginning is then dropped."""
         ...
 
-    def tokens(self, prompt: Prompt) -> list[int]:
-        """The prompt's tokens."""
+    def tokens(self, prompt: Prompt) -> list[int] | None:
+        """The prompt's tokens; None if the engine counts them only while it answers."""
         ...
 
     def write(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling,
-        *,
-        max_tokens: int | None,
-        into: GenerationResult,
-    ) -> Iterator[str]:
-        """Streams the text. Closing the iterator cancels the request."""
+        self, fitted: Fitted, sampling: Sampling, *, into: GenerationResult
+    ) -> Generator[str, None, None]:
+        """Streams the text. Closing the generator cancels the request."""
         ...
 
 
@@ -105,12 +119,16 @@ class TextGenerator(Protocol):
 class Fitted:
     """A prompt that fits the window, and the limit of new tokens."""
 
-    tokens: tuple[int, ...]
+    prompt: Prompt
+    tokens: (
+        tuple[int, ...] | None
+    )  # of the prompt, some of them cut out; None: the engine has not counted them
     max_tokens: int | None  # None: until the model stops
     note: str = ""  # what was cut, if anything
 
 
 def fit_prompt(
+    prompt: Prompt,
     tokens: Sequence[int],
     *,
     window_tokens: int,
@@ -126,14 +144,14 @@ def fit_prompt(
     free_tokens = window_tokens - len(tokens)
     if free_tokens >= 1:
         if rolling or (max_tokens is not None and max_tokens <= free_tokens):
-            return Fitted(tokens=tuple(tokens), max_tokens=max_tokens)
+            return Fitted(prompt=prompt, tokens=tuple(tokens), max_tokens=max_tokens)
         note = ""
         if max_tokens is not None:
             note = (
                 f"{max_tokens:,} new tokens were requested, but the context has room for only "
                 f"{free_tokens:,}"
             )
-        return Fitted(tokens=tuple(tokens), max_tokens=free_tokens, note=note)
+        return Fitted(prompt=prompt, tokens=tuple(tokens), max_tokens=free_tokens, note=note)
     if not rolling:
         raise ContextTooLargeError(
             f"the prompt has {len(tokens):,} tokens, which leaves no room in a context of "
@@ -149,7 +167,7 @@ def fit_prompt(
         f"the prompt has {len(tokens):,} tokens and the context {window_tokens:,}: only "
         f"the first {sinks:,} and the last {last:,} tokens are used"
     )
-    return Fitted(tokens=short, max_tokens=max_tokens, note=note)
+    return Fitted(prompt=prompt, tokens=short, max_tokens=max_tokens, note=note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +181,11 @@ class Sampling:
     repeat_penalty: float = 1.0  # 1: none
     repeat_last: int = 64  # look-back of the penalty in tokens; 0: none
     seed: int | None = None  # None: random
+    stop: tuple[str, ...] = ()  # the answer ends before any of these texts
 
     def __post_init__(self) -> None:
+        if len(self.stop) > MOST_STOPS or not all(self.stop):
+            raise UsageError(f"stop (--stop) takes up to {MOST_STOPS} texts, none of them empty")
         for name, (flag, types, least, most, rule) in _RULES.items():
             value = getattr(self, name)
             if name == "seed" and value is None:
@@ -179,3 +200,30 @@ class Sampling:
     @property
     def penalises(self) -> bool:
         return self.repeat_last > 0 and self.repeat_penalty != 1
+
+
+def until_stop(pieces: Iterator[str], stops: Sequence[str]) -> Generator[str, None, bool]:
+    """The pieces up to the first of the stop texts; returns whether there was one.
+
+    The end of a piece is held back while it may be the beginning of a stop text.
+    """
+    held = ""
+    for piece in pieces:
+        held += piece
+        places = [place for stop in stops if (place := held.find(stop)) >= 0]
+        if places:
+            yield held[: min(places)]
+            return True
+        longest = max(
+            (
+                size
+                for stop in stops
+                for size in range(1, min(len(stop), len(held)) + 1)
+                if held.endswith(stop[:size])
+            ),
+            default=0,
+        )
+        yield held[: len(held) - longest]
+        held = held[len(held) - longest :]
+    yield held
+    return False

@@ -1,4 +1,4 @@
-"""A script that becomes another program, which Linux kills when the parent dies: `python -P tethered.py PARENT COMMAND`.
+"""A script, `tethered.py PARENT COMMAND`, that becomes another program, which Linux kills when the parent dies.
 
 It imports nothing from EdgeKit.
 """

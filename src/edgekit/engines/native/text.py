@@ -5,13 +5,13 @@ from __future__ import annotations
 import codecs
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekit.engines.chat import GenerationResult, Prompt, Sampling
+from edgekit.engines.chat import Fitted, GenerationResult, Prompt, Sampling, until_stop
 from edgekit.engines.native.file import ANY_SIZE, WeightFile, scan_header
 from edgekit.engines.native.sampler import Sampler
 from edgekit.engines.native.templates import ChatFormat, chat_format
@@ -195,14 +195,10 @@ class StreamTextGenerator:
         return tokens
 
     def write(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling,
-        *,
-        max_tokens: int | None,
-        into: GenerationResult,
-    ) -> Iterator[str]:
+        self, fitted: Fitted, sampling: Sampling, *, into: GenerationResult
+    ) -> Generator[str, None, None]:
         """The text of the answer, piece by piece; `into` gets the counts, the reason for its end, and the timings."""
+        tokens, max_tokens = fitted.tokens or (), fitted.max_tokens
         sampler = Sampler(sampling, self.engine.vocabulary)
         unread = self._prepare_unread(tokens)
         # The repeat penalty counts tokens that were read before, too.
@@ -211,7 +207,9 @@ class StreamTextGenerator:
         self.text.pieces.flush()  # an earlier answer may have been interrupted
         into.prompt_tokens = len(tokens)
         begun_s = first_s = time.monotonic()
-        try:
+
+        def pieces() -> Iterator[str]:
+            nonlocal first_s
             for token in generate(
                 self.engine, unread, sampler, max_tokens=max_tokens, stop=self.text.pieces.ends
             ):
@@ -220,10 +218,14 @@ class StreamTextGenerator:
                 into.new_tokens += 1
                 self._read.append(token)
                 yield self.text.pieces.push(token)
+            yield self.text.pieces.flush()
+
+        try:
+            was_stopped = yield from until_stop(pieces(), sampling.stop)
             is_at_limit = max_tokens is not None and into.new_tokens >= max_tokens
             is_full = not self.engine.plan.rolling and self.engine.position >= self.window_tokens
-            into.finish = "length" if is_at_limit or is_full else "stop"
-            yield self.text.pieces.flush()
+            is_cut = not was_stopped and (is_at_limit or is_full)
+            into.finish = "length" if is_cut else "stop"
         finally:
             into.timings = {}
             if first_s > begun_s:
@@ -252,6 +254,8 @@ class StreamTextGenerator:
 
 def prompt_tokens(text: FileText, prompt: Prompt) -> list[int]:
     """The tokens of a prompt, in the model's chat format or plain. Raises UsageError for an unknown format."""
+    if not prompt.is_text:
+        raise UsageError("the built-in engine reads text only: no --image and no --tools")
     if prompt.is_plain:
         return [*text.tokenizer.before, *text.tokenizer.encode_plain(prompt.text)]
     if text.chat is None:

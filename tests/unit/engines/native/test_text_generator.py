@@ -9,7 +9,7 @@ import pytest
 from tests.runnable import write_chatting
 
 from edgekit.bill.types import Load
-from edgekit.engines.chat import GenerationResult, Message, Prompt, Sampling
+from edgekit.engines.chat import Fitted, GenerationResult, Message, Prompt, Sampling
 from edgekit.engines.native import text as text_module
 from edgekit.engines.native.generator import StreamEngine, open_stream
 from edgekit.engines.native.stream_plan import StreamSetup
@@ -35,7 +35,8 @@ def write(
     generator: StreamTextGenerator, tokens: Sequence[int], written: GenerationResult | None = None
 ) -> str:
     into = written or GenerationResult()
-    return "".join(generator.write(tokens, GREEDY, max_tokens=4, into=into))
+    fitted = Fitted(prompt=Prompt(text="unused"), tokens=tuple(tokens), max_tokens=4)
+    return "".join(generator.write(fitted, GREEDY, into=into))
 
 
 def test_text_generator_reads_only_the_new_part_of_a_prompt(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from edgekit.bill.types import Component, Load, MemoryEstimate, Verdict, cache_type
-from edgekit.engines.chat import GenerationResult, Prompt, Sampling
+from edgekit.engines.chat import Fitted, GenerationResult, Prompt, Sampling
 from edgekit.engines.flags import field_values
 from edgekit.engines.llamacpp.conversion import convert
 from edgekit.engines.llamacpp.estimate import growth_limits
@@ -33,6 +30,7 @@ from edgekit.engines.llamacpp.types import (
     installed_version,
     version_name,
 )
+from edgekit.engines.openai_client import OPENAI_NAMES, OpenAiClient, message_json, numbers_in
 from edgekit.engines.program import (
     NOTHING,
     CalibrateRequest,
@@ -45,17 +43,18 @@ from edgekit.engines.program import (
     Verification,
 )
 from edgekit.engines.watch import Watch
-from edgekit.errors import ContextTooLargeError, EngineError, MemoryPressureError, TextError
+from edgekit.errors import EngineError, MemoryPressureError, TextError
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
 
 # For a single conversation: one slot and no prompt cache.
 _ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}
 _EXIT_DELAY_S = 2.0  # a dying server closes its connections before its exit is seen
-_LINE_BYTES = 4 * 2**20  # one event: a token and its figures
-_REPLY_BYTES = 64 * 2**20  # one reply: the tokens of a prompt
-# tools/server/server-task.cpp: ERROR_TYPE_EXCEED_CONTEXT_SIZE
-_CONTEXT_EXCEEDED = "exceed_context_size_error"
+_SAMPLING_NAMES = {
+    **OPENAI_NAMES,
+    "repeat_penalty": "repeat_penalty",
+    "repeat_last": "repeat_last_n",
+}
 _MAPPED = "_Mapped"  # how the names of buffers end that are ranges of a mapped file
 _UNLOGGED_PARTS = frozenset({"adapter", "projector"})  # loaded later, and logged differently
 
@@ -183,30 +182,34 @@ class LlamaCppVerifier:
         return describe(self.load, verification.estimate)
 
 
-class LlamaTextGenerator:
-    """Talks to one server. Every call has its own connection: closing it ends the work.
-
-    There is no timeout: a long prompt is silent for minutes, and an engine that is gone closes its end.
-    """
-
-    reads_beyond = False  # the server refuses a prompt that is longer than its window
+class LlamaTextGenerator(OpenAiClient):
+    """Counts a prompt's tokens before it is read, and sends text as tokens."""
 
     def __init__(
         self, address: str, *, api_key: str | None, window_tokens: int, sinks: int = 0
     ) -> None:
-        self.window_tokens = window_tokens
-        self._host, self._key, self._sinks = urlsplit(address).netloc, api_key, sinks
+        super().__init__(
+            address,
+            program="llama.cpp",
+            window_tokens=window_tokens,
+            api_key=api_key,
+            sampling_names=_SAMPLING_NAMES,
+        )
+        self._sinks = sinks
 
-    def tokens(self, prompt: Prompt) -> list[int]:
-        """The prompt's tokens. If the chat template already writes BOS, the engine does not add a second one."""
+    def tokens(self, prompt: Prompt) -> list[int] | None:
+        """The prompt's tokens; None for images and tools, which only the chat endpoint reads.
+
+        If the chat template already writes BOS, the engine does not add a second one.
+        """
+        if not prompt.is_text:
+            return None
         text = prompt.text
         if not prompt.is_plain:
-            messages = [
-                {"role": message.role, "content": message.content} for message in prompt.messages
-            ]
-            text = str(self._call("/apply-template", {"messages": messages}).get("prompt", ""))
+            messages = [message_json(message) for message in prompt.messages]
+            text = str(self.call("/apply-template", {"messages": messages}).get("prompt", ""))
         body = {"content": text, "add_special": True, "parse_special": True}
-        tokens = self._call("/tokenize", body).get("tokens")
+        tokens = self.call("/tokenize", body).get("tokens")
         if not isinstance(tokens, list):
             raise EngineError("llama.cpp did not report how it tokenizes the prompt")
         if not tokens:
@@ -214,37 +217,24 @@ class LlamaTextGenerator:
         return [int(token) for token in tokens]
 
     def write(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling,
-        *,
-        max_tokens: int | None,
-        into: GenerationResult,
-    ) -> Iterator[str]:
+        self, fitted: Fitted, sampling: Sampling, *, into: GenerationResult
+    ) -> Generator[str, None, None]:
         """Generates text piece by piece; counts and timings go to `into`."""
-        body: dict[str, Any] = {
-            "prompt": list(tokens),
+        if fitted.tokens is None:
+            yield from super().write(fitted, sampling, into=into)
+            return
+        body = {
+            **self.sampling_body(sampling),
+            "prompt": list(fitted.tokens),
             "n_keep": self._sinks,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
-            "repeat_penalty": sampling.repeat_penalty,
-            "repeat_last_n": sampling.repeat_last,
         }
-        if sampling.seed is not None:
-            body["seed"] = sampling.seed
-        if max_tokens is not None:
-            body["n_predict"] = max_tokens
+        if fitted.max_tokens is not None:
+            body["n_predict"] = fitted.max_tokens
         ended = False
-        for event in self._events("/completion", body):
+        for event in self.events("/completion", body):
             timings = event.get("timings")
             if isinstance(timings, dict):
-                into.timings = {
-                    name: float(value)
-                    for name, value in timings.items()
-                    if isinstance(value, int | float)
-                }
+                into.timings = numbers_in(timings)
             if event.get("stop"):
                 ended = True
                 into.finish = "length" if event.get("stop_type") == "limit" else "stop"
@@ -253,65 +243,6 @@ class LlamaTextGenerator:
             yield str(event.get("content", ""))
         if not ended:  # a broken stream ends like a complete one
             raise EngineError("llama.cpp stopped in the middle of an answer")
-
-    def _call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        with self._reply(path, body) as reply:
-            return _object(reply.read(_REPLY_BYTES))
-
-    def _events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Server-sent events: lines that begin with 'data: ', until '[DONE]' or the end."""
-        with self._reply(path, {**body, "stream": True}) as reply:
-            while line := reply.readline(_LINE_BYTES):
-                name, colon, data = line.partition(b":")
-                if not colon or data.strip() == b"[DONE]":
-                    continue
-                if name.strip() == b"error":
-                    raise _refusal(_object(data))
-                if name.strip() == b"data":
-                    event = _object(data)
-                    if "error" in event:
-                        raise _refusal(event)
-                    yield event
-
-    @contextmanager
-    def _reply(self, path: str, body: Mapping[str, Any]) -> Iterator[http.client.HTTPResponse]:
-        """Posts a request; yields the reply, or raises what the server refused."""
-        connection = http.client.HTTPConnection(self._host)
-        headers = {"Content-Type": "application/json"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        try:
-            connection.request("POST", path, json.dumps(dict(body)).encode(), headers)
-            reply = connection.getresponse()
-            if reply.status != http.client.OK:
-                raise _refusal(_object(reply.read(_REPLY_BYTES)), reply.status)
-            yield reply
-        except (OSError, http.client.HTTPException) as error:
-            raise EngineError(f"llama.cpp no longer answers: {error}") from error
-        finally:
-            connection.close()
-
-
-def _object(raw: bytes) -> dict[str, Any]:
-    """The JSON object in a reply; another JSON value is wrapped in an object. EngineError if it is not JSON."""
-    try:
-        value = json.loads(raw)
-    except ValueError as error:
-        raise EngineError(f"llama.cpp's answer is not valid JSON: {raw[:200]!r}") from error
-    return value if isinstance(value, dict) else {"told": value}
-
-
-def _refusal(
-    reply: Mapping[str, Any], status: int | None = None
-) -> EngineError | ContextTooLargeError:
-    """The error that a reply of the server describes."""
-    error = reply.get("error")
-    error = error if isinstance(error, dict) else {"message": error or reply}
-    message = str(error.get("message"))[:400]
-    if error.get("type") == _CONTEXT_EXCEEDED:
-        return ContextTooLargeError(f"llama.cpp: {message}")
-    code = "" if status is None else f" (HTTP {status})"
-    return EngineError(f"llama.cpp refused the request{code}: {message}")
 
 
 def compare_reported(estimate: MemoryEstimate, running: EngineProcess) -> tuple[ComparedRow, ...]:
