@@ -16,8 +16,8 @@ from edgekit.app.check import Check, check_named, check_opened
 from edgekit.app.estimate import NEXT_TO_MODEL, NO_PROJECTOR, NO_PROJECTOR_SIZE
 from edgekit.app.open import DEFAULT_MIX, ResolvedModel, open_named
 from edgekit.bill.spill import Purpose
-from edgekit.bill.types import Job
-from edgekit.engines import default_engine, engine_named
+from edgekit.bill.types import Job, Start
+from edgekit.engines import default_engine
 from edgekit.engines.choices import accuracy_of
 from edgekit.engines.commands import gguf_search, visible_cards
 from edgekit.engines.flags import companions_in
@@ -26,25 +26,28 @@ from edgekit.errors import EdgekitError, NotFoundError, RemoteNotFoundError, Sou
 from edgekit.formats.mixes import mix_by_name, plain_mix
 from edgekit.index.names import Match
 from edgekit.index.references import entry_named, is_path
-from edgekit.index.repositories import Form, repositories_of
+from edgekit.index.repositories import Form, original_repository, repositories_of
 from edgekit.index.types import ModelPurpose
 from edgekit.machine.probes import detect
 from edgekit.machine.types import MemoryLimit
 from edgekit.model import open_model
 from edgekit.request import Request, Session
-from edgekit.sources.download import find_weights
+from edgekit.sources.download import find_weights, local_files
 from edgekit.sources.local import is_here
 from edgekit.sources.types import Container, Origin, Reach
 
 if TYPE_CHECKING:
+    from edgekit.app.programs import ChosenProgram
     from edgekit.engines.chat import Prompt
-    from edgekit.engines.program import EngineProgram, RunningEngine, Starter
+    from edgekit.engines.program import RunningEngine, Starter
     from edgekit.index.types import Entry
     from edgekit.model import OpenModel
 
 
 COUNTED_BYTES = 2048  # a longer prompt is tokenized, which takes a second
-_EMBEDS = "{0} is an embedding model and cannot chat: use edgekit embed {0} TEXT"
+_EMBEDS = (
+    "{0} is an embedding model and cannot chat: use edgekit embed {0} TEXT, or edgekit serve {0}"
+)
 
 
 class WeightsChosen(NamedTuple):
@@ -98,13 +101,14 @@ class Judged:
     """The verdict on a model, with the request, model and session that it was computed from."""
 
     request: Request
+    chosen: ChosenProgram
     opened: OpenModel = field(repr=False)
     check: Check
     session: Session = field(repr=False)
 
     def judge_again(self, job: Job | None) -> Judged:
         """Judge again for another job, with the memory that is free now."""
-        return judge(self.request, self.opened, job, self.session)
+        return judge(self.request, self.chosen, self.opened, job, self.session)
 
     def refuse_or_warn(self) -> None:
         """Raises DoesNotFitError if the model does not fit; with --force only warns about the risk."""
@@ -121,22 +125,24 @@ class Judged:
             return
         if request.context is None:
             request = replace(request, context=self.check.result.load.context_tokens)
-        now = judge(request, self.opened, None, self.session)
+        now = judge(request, self.chosen, self.opened, None, self.session)
         if now.check.result.failed:
             raise DoesNotFitError(now.check)
 
 
-def judge(request: Request, opened: OpenModel, job: Job | None, session: Session) -> Judged:
+def judge(
+    request: Request, chosen: ChosenProgram, opened: OpenModel, job: Job | None, session: Session
+) -> Judged:
     """The verdict for the memory that is free now. A model that does not fit is not an error here."""
-    (engine,) = request.engines
     session = replace(session, text_only=True)
-    check = check_opened(opened, engine, _on_this_machine(request, job), session)
-    return Judged(request=request, opened=opened, check=check, session=session)
+    here = _on_this_machine(request, job, chosen)
+    check = check_opened(opened, chosen.engine.name, here, session)
+    return Judged(request=request, chosen=chosen, opened=opened, check=check, session=session)
 
 
-def _on_this_machine(request: Request, job: Job | None) -> Request:
-    """The request for this machine as it is now, with --budget as a limit of its memory."""
-    machine = detect()
+def _on_this_machine(request: Request, job: Job | None, chosen: ChosenProgram) -> Request:
+    """The request for this machine as it is now and as the program uses it, with --budget as a limit of its memory."""
+    machine = chosen.on_machine(detect())
     if request.budget_bytes is not None and machine.host is not None:
         limit = MemoryLimit(name="--budget", limit_bytes=request.budget_bytes, used_bytes=0)
         host = replace(machine.host, limits=(*machine.host.limits, limit))
@@ -144,71 +150,122 @@ def _on_this_machine(request: Request, job: Job | None) -> Request:
     return replace(request, machine=machine, job=None if request.context is not None else job)
 
 
-def _program(request: Request, verb: str = "run") -> EngineProgram:
-    return engine_named(request.engines[0]).program(verb)
-
-
 # --- the model
 
 
 def fetch(
-    reference: str, request: Request, session: Session, *, job: Job | None = None
+    reference: str,
+    request: Request,
+    chosen: ChosenProgram,
+    session: Session,
+    *,
+    job: Job | None = None,
 ) -> tuple[Judged, LocalWeights]:
-    """Judge by the header, download if needed, and judge again by the file itself.
+    """Judge by the header, download if needed, and judge again by the files themselves.
 
     The request has one engine. Raises DoesNotFitError, and UsageError for a model without weights to run.
     """
-    published, opened = _open(reference, request, session)
-    judged = judge(request, opened, job, session)
+    published, opened = _open(reference, request, chosen, session)
+    request = _to_embed(request, chosen, opened)
+    judged = judge(request, chosen, opened, job, session)
     judged.refuse_or_warn()
     weights = _find_files(reference, published, judged)
     if published:
-        judged = judge(request, open_model(weights.model), job, session)
+        judged = judge(request, chosen, open_model(weights.model), job, session)
         judged.refuse_or_warn()
     return judged, weights
 
 
-def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str, ...], OpenModel]:
+def _to_embed(request: Request, chosen: ChosenProgram, opened: OpenModel) -> Request:
+    """The request, with the engine's flags for embeddings if the model is made for them."""
+    if not opened.model.geometry.embeds:
+        return request
+    engine = chosen.engine
+    flags = dict.fromkeys(engine.embedding_start(Start()).fixed_flags, True)
+    return request.with_flags(engine.name, {**flags, **request.flags.get(engine.name, {})})
+
+
+def _open(
+    reference: str, request: Request, chosen: ChosenProgram, session: Session
+) -> tuple[tuple[str, ...], OpenModel]:
     """The repositories to download the model from, and the model with its header read. Downloads nothing.
 
-    There are repositories only for a catalog name whose weights are not on this machine; the header is then generated
-    from the catalog.
+    There are repositories only for a catalog name whose weights are not on this machine; the header of a GGUF is then
+    generated from the catalog.
     """
     match = index_match(reference)
     if match is None:
-        return (), _require_runnable(open_named(reference, session))
+        return (), _require_runnable(open_named(reference, session), chosen)
     entry = match.entry
+    if ModelPurpose.EMBEDDING in entry.kinds and not chosen.serves:
+        raise UsageError(_EMBEDS.format(reference))
+    if not chosen.engine.loads_gguf:
+        if match.note:
+            session.notify(EngineMessage(match.note))
+        repository = published_repository(entry, match.quant, request, chosen)
+        session.notify(WeightsChosen(entry.id, "as stored", repository))
+        return (repository,), _require_runnable(open_named(repository, session), chosen)
     stored: OpenModel | None = None
     with suppress(SourceError):  # look in Ollama, LM Studio and the hub's cache on this machine
         stored = open_model(reference, reach=replace(session.reach, network=False))
     if stored is not None:
-        return (), _require_runnable(replace(open_named(f"catalog:{entry.id}"), found=stored))
-    if ModelPurpose.EMBEDDING in entry.kinds:
-        raise UsageError(_EMBEDS.format(reference))
+        return (), _require_runnable(
+            replace(open_named(f"catalog:{entry.id}"), found=stored), chosen
+        )
     if match.note:
         session.notify(EngineMessage(match.note))
-    published, opened = open_published(entry, match.quant, _on_this_machine(request, None))
+    here = _on_this_machine(request, None, chosen)
+    published, opened = open_published(entry, match.quant, here)
     session.notify(WeightsChosen(entry.id, opened.mix, published[0].partition(":")[0]))
     return published, opened
 
 
-def _require_runnable(resolved: ResolvedModel) -> OpenModel:
-    """The opened model. Raises UsageError for anything but the GGUF file of a language model."""
+def published_repository(
+    entry: Entry, quant: str | None, request: Request, chosen: ChosenProgram
+) -> str:
+    """The repository of an entry that an engine loads as it is: the one that `check` chooses for this machine.
+
+    Raises UsageError if none is known.
+    """
+    resolved = open_named(f"catalog:{entry.id}", quant=quant)
+    (answer,) = check_named(
+        resolved, _on_this_machine(request, None, chosen), Session(reach=Reach(network=False))
+    )
+    if not isinstance(answer, Check):
+        raise answer.error
+    variant = answer.result.variant
+    repository = (variant.reference if variant is not None else "") or original_repository(entry.id)
+    if not repository:
+        raise UsageError(
+            f"no known repository has {entry.id} for {chosen.engine.name}: name one (edgekit search {entry.id})"
+        )
+    return repository
+
+
+def _require_runnable(resolved: ResolvedModel, chosen: ChosenProgram) -> OpenModel:
+    """The opened model. Raises UsageError for anything but the files of a language model that the engine loads."""
     opened = resolved.found
     if resolved.entry is not None and resolved.from_index:
         raise UsageError(
             f"{resolved.from_index}. The index knows it as {resolved.entry.id}: that name downloads a GGUF file of it"
         )
     if opened is None or opened.files is None:
-        raise UsageError(f"{resolved.name} has no weights to run: give a GGUF file or repository")
+        raise UsageError(f"{resolved.name} has no weights to run: give a file or a repository")
     if opened.files.origin is Origin.SAMPLE:
         raise UsageError(f"{resolved.name} is a sample header without weights: use edgekit check")
-    if not opened.model.geometry.causal:
+    geometry = opened.model.geometry
+    if not (geometry.causal or (chosen.serves and geometry.embeds)):
         raise UsageError(_EMBEDS.format(resolved.name))
-    if opened.files.container is not Container.GGUF:
+    is_gguf = opened.files.container is Container.GGUF
+    if chosen.engine.loads_gguf and not is_gguf:
         raise UsageError(
-            f"{resolved.name} is {opened.files.container.value}, but run needs a GGUF file: convert it"
-            " (convert_hf_to_gguf.py FOLDER, then llama-quantize), or name a repository of GGUF files"
+            f"{resolved.name} is {opened.files.container.value}, but {chosen.engine.name} needs a GGUF file: convert"
+            " it (convert_hf_to_gguf.py FOLDER, then llama-quantize), or name a repository of GGUF files"
+        )
+    if is_gguf and not chosen.engine.loads_gguf:
+        raise UsageError(
+            f"{resolved.name} is a GGUF file, but {chosen.engine.name} loads safetensors: name the model's repository,"
+            " or leave out --engine and --with"
         )
     return opened
 
@@ -216,15 +273,20 @@ def _require_runnable(resolved: ResolvedModel) -> OpenModel:
 def _find_files(reference: str, published: tuple[str, ...], judged: Judged) -> LocalWeights:
     """The files of the model, its draft model, adapters and projector. Downloads remote ones."""
     request, session, files = judged.request, judged.session, judged.opened.files
-    several = _program(request).loads_shards
+    engine = judged.chosen.engine
+    if not engine.loads_gguf:
+        name = published[0] if published else reference
+        found = local_files(name, session.reach, session.confirm, to_run=True)
+        with closing(found.weights[0].open()) as first:
+            return LocalWeights(model=Path(first.name).parent)
+    several = judged.chosen.program.loads_shards
 
     def path_of(reference: str) -> Path:
         return find_weights(
             reference, reach=session.reach, confirm=session.confirm, several=several
         ).path
 
-    (engine,) = request.engines
-    companions = companions_in(engine_named(engine).flags, request.values(engine))
+    companions = companions_in(engine.flags, request.values(engine.name))
     drafter, projector = companions.get("drafter"), companions.get("projector")
     model = (
         find_published(reference, published, session, several=several)
@@ -263,7 +325,7 @@ def run(
         return job_of(prompt, prompt_tokens, new_tokens)
 
     with ExitStack() as stack:
-        starter = _program(judged.request).open(weights.model, stack, judged.request.budget_bytes)
+        starter = judged.chosen.program.open(weights.model, stack, judged.request.budget_bytes)
         tokens = None if prompt is None else starter.tokens_in(prompt)
         # No text has more tokens than bytes, which is a good enough bound for a short prompt.
         bound = 0 if prompt is None else prompt.size_bytes
@@ -299,7 +361,7 @@ def run(
 def serve(judged: Judged, weights: LocalWeights, address: Address) -> Iterator[RunningEngine]:
     """A server, until the end of the block."""
     with ExitStack() as stack:
-        starter = _program(judged.request, "serve").open(weights.model, stack, None)
+        starter = judged.chosen.program.open(weights.model, stack, None)
         yield stack.enter_context(_start_engine(judged, starter, weights, address))
 
 
@@ -330,20 +392,20 @@ def _start_engine(
 ) -> Iterator[RunningEngine]:
     """A running engine, until the end of the block. What it reports is compared with the bill."""
     request, result, session = judged.request, judged.check.result, judged.session
-    (engine,) = request.engines
+    chosen, engine = judged.chosen, judged.chosen.engine.name
     session.notify(Starting(judged.check))
     start = EngineStart(
+        installation=chosen.installation,
         weights=weights,
         label=judged.check.bill.label,
-        load=result.load,
-        setup=_program(request).with_limits(result),
-        estimate=result.estimate,
+        verdict=result,
+        setup=chosen.program.with_limits(result),
         values=request.values(engine),
         sinks=request.sinks,
         rolling=request.rolling,
         threads=request.threads,
         purpose=request.latency or Purpose.TEXT,
-        environment=visible_cards(result.way, engine_named(engine).devices(result.machine)),
+        environment=visible_cards(result.way, chosen.engine.devices(result.machine)),
         address=address,
         recheck=judged.still_fits,
         say=lambda text: session.notify(EngineMessage(text)),

@@ -48,6 +48,7 @@ from edgekit.engines import (
     every_engine,
     machine_keys,
     planned_engines,
+    program_names,
     startable,
 )
 from edgekit.engines.flags import COMMON, CONTEXT, QUANT, Whole
@@ -549,7 +550,9 @@ def start_options(verb: str) -> Rows:
     """The options of both `run` and `serve`: the engine, the context, and what happens before it starts."""
     engines = [engine.name for engine in startable(verb)]
     return {
-        "--engine NAME": f"{' or '.join(engines)} (default {engines[0]})",
+        "--engine NAME": f"rules to plan by: {', '.join(engines)} (default: by the model's files)",
+        "--with PROGRAM": f"program to start: {', '.join(program_names(verb))} (default: the best one found; "
+        "edgekit hardware lists them)",
         "the context": {
             "--sinks N": "first tokens that a rolling context never drops (default 0)",
             "--rolling, --context-shift": "drop the oldest tokens of a full context and continue",

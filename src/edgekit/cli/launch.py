@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.app import run
+from edgekit.app.programs import ChosenProgram, choose_program
 from edgekit.app.run import (
     Compared,
     DoesNotFitError,
@@ -27,7 +28,7 @@ from edgekit.cli import ReaderGoneError, show, warn
 from edgekit.cli.commands import SAMPLING_FLAGS
 from edgekit.cli.console import open_session, print_event, print_line, screen
 from edgekit.cli.flags import DEFAULT_NEW_TOKENS, SERVE_PORT, read_host, read_integer
-from edgekit.engines import engine_named, startable
+from edgekit.engines import startable
 from edgekit.engines.chat import (
     Fitted,
     GenerationResult,
@@ -61,7 +62,7 @@ from edgekit.report.run import (
     verdict_text,
     written_text,
 )
-from edgekit.request import Request
+from edgekit.request import Request, Session
 from edgekit.sources.local import is_here
 from edgekit.sources.quants import split_quant
 from edgekit.units import format_download, parse_size
@@ -106,27 +107,40 @@ class StderrNotices:
             case EngineMessage(text, is_warning):
                 (warn if is_warning else self.say)(text)
 
+    def show_choice(self, chosen: ChosenProgram) -> None:
+        """Says which program runs the model if there is more than one, and what that costs."""
+        if chosen.note:
+            warn(chosen.note)
+        elif len(chosen.engine.programs) > 1 and chosen.installation.path:
+            self.say(f"using {chosen.installation.program} ({chosen.installation.path})")
+
     def say(self, sentence: str) -> None:
         if not self.quiet and sentence and sys.stderr is not None:
             print(sentence, file=sys.stderr, flush=True)
 
 
-def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request]:
-    """The model and the request for one engine. Raises UsageError before anything is fetched."""
+def read_request(
+    arguments: argparse.Namespace, verb: str, session: Session
+) -> tuple[str, Request, ChosenProgram]:
+    """The model, the request for one engine, and the program that runs it. Raises UsageError; downloads nothing."""
     request = Request.from_argv(arguments)
-    engines = tuple(engine.name for engine in startable(verb))
     if len(request.engines) > 1:
-        raise UsageError(f"run and serve use one engine: --engine {' or '.join(engines)}")
-    engine = request.engine or engines[0]
-    program = engine_named(engine).program(verb)
+        names = " or ".join(engine.name for engine in startable(verb))
+        raise UsageError(f"run and serve use one engine: --engine {names}")
+    reference = at_quant(arguments.model, request.quant)
+    wanted = vars(arguments)["with"]
+    chosen = choose_program(verb, reference, session, engine=request.engine, wanted=wanted)
+    rules, program = chosen.engine, chosen.program
+    engine = rules.name
+    request = replace(request, engines=(engine,))
     if request.users is not None:  # the context and the sequences for all users become flags
         check_users(request.users, engine)
         values = request.values(engine)
         if values.get(CONTEXT.key) == 0:
             raise UsageError("--users needs a context for each user: -c N")
         load = Load(context_tokens=values.get(CONTEXT.key))
-        load = engine_named(engine).load_for_users(load, request.users, 0)
-        values = engine_named(engine).values_for_users(values, request.users, load)
+        load = rules.load_for_users(load, request.users, 0)
+        values = rules.values_for_users(values, request.users, load)
         context = values.pop(CONTEXT.key, None)
         request = replace(request.with_flags(engine, values), context=context)
     if arguments.sinks is not None and not arguments.rolling:
@@ -140,13 +154,12 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
             sinks=arguments.sinks,
             threads=arguments.threads,
             alone=verb == "run",
-        )
+        ),
+        chosen.installation,
     )
     has_threads = "threads" in start_flags  # the engine has a flag for the number of threads
-    reference = at_quant(arguments.model, request.quant)
-    start_values = read_flags(engine_named(engine).flags, start_flags)
-    flags = {**start_values, **request.flags.get(engine, {})}
-    return reference, replace(
+    flags = {**read_flags(rules.flags, start_flags), **request.flags.get(engine, {})}
+    request = replace(
         request.with_flags(engine, flags),
         quant=None,  # the reference names it
         users=None,  # the flags are for all users
@@ -156,6 +169,7 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
         threads=None if has_threads else read_integer("--threads", arguments.threads, least=1),
         budget_bytes=None if budget is None else read("--budget", parse_size, budget),
     )
+    return reference, request, chosen
 
 
 def at_quant(reference: str, quant: str | None) -> str:
@@ -272,7 +286,6 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
     max_tokens = read_number("--max-tokens", arguments.max_tokens, least=1)
     if prompt is None and arguments.json:
         raise UsageError("--json needs a prompt: -p TEXT or -f FILE")
-    reference, request = read_request(arguments, "run")
     new_tokens = max_tokens or DEFAULT_NEW_TOKENS
     notices = StderrNotices(quiet=arguments.quiet or arguments.json)
     try:
@@ -280,9 +293,11 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
         with open_session(
             arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
         ) as session:
+            reference, request, chosen = read_request(arguments, "run", session)
+            notices.show_choice(chosen)
             # The prompt is not counted yet: only a model that cannot hold any prompt is refused.
             job = run.job_of(prompt, 1, new_tokens)
-            judged, weights = run.fetch(reference, request, session, job=job)
+            judged, weights = run.fetch(reference, request, chosen, session, job=job)
         with run.run(judged, weights, prompt=prompt, new_tokens=new_tokens) as (running, judged):
             writer = _Writer(
                 generator=running.generator, request=request, sampling=sampling, notices=notices
@@ -382,7 +397,6 @@ def _chat(writer: _Writer, system: str | None, max_tokens: int | None) -> None:
 
 def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
     """Serve until the server ends. Stopping it with Ctrl-C or SIGTERM is not an error."""
-    reference, request = read_request(arguments, "serve")
     port = read_integer("--port", arguments.port, most=LARGEST_PORT)
     address = Address(
         host=read_host(arguments.host),
@@ -404,7 +418,9 @@ def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
         with open_session(
             arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
         ) as session:
-            judged, weights = run.fetch(reference, request, session)
+            reference, request, chosen = read_request(arguments, "serve", session)
+            notices.show_choice(chosen)
+            judged, weights = run.fetch(reference, request, chosen, session)
         with ending_in_order(), run.serve(judged, weights, address) as running:
             return _serve_until_end(running, judged.check, arguments, notices)
     except DoesNotFitError as error:

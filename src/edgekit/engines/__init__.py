@@ -45,6 +45,23 @@ def startable(verb: str) -> tuple[Engine, ...]:
     return tuple(engine for engine in every_engine() if verb in engine.starts_for)
 
 
+def program_names(verb: str) -> tuple[str, ...]:
+    """The programs that EdgeKit can start for `run` or `serve`, as --with names them."""
+    return tuple(
+        entry.name for engine in startable(verb) for entry in engine.programs if verb in entry.verbs
+    )
+
+
+def engine_of_program(name: str, verb: str) -> Engine:
+    """The engine that a program runs. Raises UsageError for an unknown program."""
+    for engine in startable(verb):
+        if any(entry.name == name and verb in entry.verbs for entry in engine.programs):
+            return engine
+    raise UsageError(
+        f"unknown program {name[:40]!r} for --with; choose one of {', '.join(program_names(verb))}"
+    )
+
+
 def planned_engines() -> tuple[str, ...]:
     """The engines that can be planned for."""
     return tuple(engine.name for engine in every_engine() if engine.can_plan)

@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +55,8 @@ class ChildProcess:
     ) -> None:
         """Starts the process. EngineError if it cannot be started. `has_messages`: it is a child of EdgeKit's own."""
         if not has_messages:
+            if shutil.which(command[0]) is None:
+                raise EngineError(f"{command[0]} is not a program that can be started")
             command = _tethered(command)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own script, or the engine's program; no shell

@@ -58,11 +58,11 @@ class Address:
 class EngineStart:
     """Everything that an engine is started with, after the check has passed."""
 
+    installation: Installation
     weights: LocalWeights
     label: str
-    load: Load
-    setup: Setup
-    estimate: MemoryEstimate = field(repr=False)
+    verdict: Verdict = field(repr=False)
+    setup: Setup  # of the verdict, with limits on what grows after the start
     values: Mapping[str, Any] = field(repr=False)  # of the engine's flags
     sinks: int = 0
     rolling: bool = False
@@ -73,6 +73,14 @@ class EngineStart:
     recheck: Callable[[], None]  # raises if the model no longer fits; called just before loading
     say: Callable[[str], None]
     warn: Callable[[str], None]
+
+    @property
+    def load(self) -> Load:
+        return self.verdict.load
+
+    @property
+    def estimate(self) -> MemoryEstimate:
+        return self.verdict.estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,13 +199,21 @@ class EngineRun:
 
 
 class EngineProgram(Protocol):
-    """Starts one engine."""
+    """Starts one engine, by one of the programs that run it."""
 
+    name: str  # as --with takes it
     loads_shards: bool  # models in several files
     has_budget: bool  # can limit its process to a number of bytes
+    install: str  # what to do if it is not on this machine: "pip install ..."
 
-    def flags_for(self, options: RunOptions, /) -> dict[str, Any]:
-        """The engine's flags that follow from these options."""
+    def find(self) -> Installation | None:
+        """An installation that is found without starting anything; None: unknown, or there is none."""
+
+    def on_machine(self, machine: Machine, installation: Installation, /) -> Machine:
+        """The machine, with only what this installation can use of it."""
+
+    def flags_for(self, options: RunOptions, installation: Installation, /) -> dict[str, Any]:
+        """The engine's flags that follow from these options and from the installation."""
 
     def with_limits(self, verdict: Verdict, /) -> Setup:
         """The setup of the verdict, with limits so that memory that grows after the start fits in the free RAM."""

@@ -99,6 +99,14 @@ class Offload(NamedTuple):
     everything: bool = False  # no layer is on a device
 
 
+class ProgramEntry(NamedTuple):
+    """A program that EdgeKit starts for an engine."""
+
+    name: str  # as --with takes it: "llama-server"
+    place: str  # where its EngineProgram is: "module:ATTRIBUTE"
+    verbs: tuple[str, ...]  # the commands that can use it: run, serve, verify, calibrate
+
+
 class Companions(NamedTuple):
     """Files that are loaded next to a model."""
 
@@ -270,15 +278,20 @@ class Engine:
 
     # --- programs
 
-    # The commands that EdgeKit can start it for: run, serve, verify, calibrate.
-    starts_for: tuple[str, ...] = ()
-
     verified_flags: tuple[Flag, ...] = ()  # flags that `verify` takes
-    program_module: str = ""  # module that has PROGRAM; "": EdgeKit only prints the command
+    programs: tuple[ProgramEntry, ...] = ()  # that EdgeKit starts, in order of preference
 
-    def program(self, verb: str) -> EngineProgram:
-        """How it is started on this machine. Raises UsageError if EdgeKit does not start it for this command."""
-        if not self.program_module:
+    @property
+    def starts_for(self) -> tuple[str, ...]:
+        """The commands that EdgeKit can start it for: run, serve, verify, calibrate."""
+        return tuple(dict.fromkeys(verb for entry in self.programs for verb in entry.verbs))
+
+    def program(self, verb: str, name: str = "") -> EngineProgram:
+        """The program of this name, or the preferred one for the command.
+
+        Raises UsageError if EdgeKit does not start the engine, or not for this command.
+        """
+        if not self.programs:
             raise UsageError(
                 f"edgekit does not start {self.name} itself: "
                 f"edgekit plan MODEL --engine {self.name} prints its command"
@@ -287,7 +300,15 @@ class Engine:
             raise UsageError(
                 f"--engine {self.name} cannot {verb}; use edgekit {self.starts_for[0]} --engine {self.name}"
             )
-        program: EngineProgram = import_module(self.program_module).PROGRAM
+        entries = [entry for entry in self.programs if verb in entry.verbs]
+        entry = next((entry for entry in entries if entry.name == name), None)
+        if name and entry is None:
+            able = ", ".join(entry.name for entry in entries)
+            raise UsageError(
+                f"--with {name} cannot {verb} a model of --engine {self.name}: {able} can"
+            )
+        module, _, attribute = (entry or entries[0]).place.partition(":")
+        program: EngineProgram = getattr(import_module(module), attribute)
         return program
 
     @rule("installed")

@@ -111,8 +111,13 @@ def find_weights(
     return LocalGguf(label=files.label, path=path, notes=files.notes)
 
 
-def local_files(text: str, reach: Reach, confirm: Callable[[Download], bool] | None) -> ModelFiles:
-    """The model's files on this machine; a hub model that is not here yet is downloaded if `confirm` agrees."""
+def local_files(
+    text: str, reach: Reach, confirm: Callable[[Download], bool] | None, *, to_run: bool = False
+) -> ModelFiles:
+    """The model's files on this machine; a hub model that is not here yet is downloaded if `confirm` agrees.
+
+    `to_run`: also the tokenizer and what else engines read next to safetensors.
+    """
     try:
         files = locate(text, reach=replace(reach, network=False))
     except SourceError as error:
@@ -135,7 +140,7 @@ def local_files(text: str, reach: Reach, confirm: Callable[[Download], bool] | N
     )
     because.__cause__ = missing
     return download_model(
-        text, because, confirm=confirm, reach=reach, lacking="the weights are needed"
+        text, because, confirm=confirm, reach=reach, lacking="the weights are needed", to_run=to_run
     )
 
 

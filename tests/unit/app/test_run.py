@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.runnable import write_chatting
 
+from edgekit.app.programs import ChosenProgram, choose_program
 from edgekit.app.run import (
     DoesNotFitError,
     EngineMessage,
@@ -17,7 +18,9 @@ from edgekit.app.run import (
     fetch,
     run,
 )
+from edgekit.engines import engine_named
 from edgekit.engines.chat import Message, Prompt
+from edgekit.engines.program import Installation
 from edgekit.errors import SourceError, UsageError
 from edgekit.machine.what_if import requested_machine
 from edgekit.request import Request, Session
@@ -25,6 +28,14 @@ from edgekit.sources.types import Reach
 from edgekit.units import MIB
 
 REQUEST = Request(engines=("stream",))
+STREAM = choose_program("run", "any.gguf", Session(reach=Reach()), engine="stream", wanted=None)
+WHEEL = ChosenProgram(
+    engine=engine_named("llama.cpp"),
+    program=engine_named("llama.cpp").program("run", "xllamacpp"),
+    installation=Installation(
+        program="xllamacpp", origin="Python package", path="", devices=("CUDA0",)
+    ),
+)
 PROMPT = Prompt(messages=(Message(role="user", content="Hello"),))
 
 
@@ -41,7 +52,7 @@ def test_run_notifies_of_the_check_and_prints_nothing(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events: list[Any] = []
-    judged, weights = fetch(model, REQUEST, session(events))
+    judged, weights = fetch(model, REQUEST, STREAM, session(events))
     assert (weights.model, events) == (Path(model), [])
     with run(judged, weights, prompt=PROMPT, new_tokens=8) as (up, started):
         assert up.generator.window_tokens == started.check.result.context_tokens
@@ -53,7 +64,7 @@ def test_run_notifies_of_the_check_and_prints_nothing(
 def test_fetch_of_a_model_that_does_not_fit_raises_with_the_check(model: str) -> None:
     small = Request(engines=("stream",), budget_bytes=MIB)
     with pytest.raises(DoesNotFitError) as caught:
-        fetch(model, small, session([]))
+        fetch(model, small, STREAM, session([]))
     assert caught.value.check.result.failed
     assert caught.value.exit_code == 3
 
@@ -61,7 +72,7 @@ def test_fetch_of_a_model_that_does_not_fit_raises_with_the_check(model: str) ->
 def test_fetch_with_force_notifies_that_it_does_not_fit(model: str) -> None:
     events: list[Any] = []
     small = Request(engines=("stream",), budget_bytes=MIB, force=True)
-    judged, _ = fetch(model, small, session(events))
+    judged, _ = fetch(model, small, STREAM, session(events))
     assert events == [Forced(judged.check)]
     judged.still_fits()  # it does not, but was forced
 
@@ -71,11 +82,11 @@ def test_fetch_names_the_weights_of_a_catalog_name(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("edgekit.app.run.detect", lambda: card)
     events: list[Any] = []
     with pytest.raises(SourceError, match="the network is off"):
-        fetch("qwen3-8b", Request(engines=("llama.cpp",)), session(events))
+        fetch("qwen3-8b", Request(engines=("llama.cpp",)), WHEEL, session(events))
     assert [type(event) for event in events] == [WeightsChosen]
     assert (events[0].name, events[0].mix) == ("qwen3-8b", "Q6_K")
 
 
 def test_fetch_of_an_embedding_model_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot chat: use edgekit embed"):
-        fetch("nomic-embed-text-v1.5", Request(engines=("llama.cpp",)), session([]))
+        fetch("nomic-embed-text-v1.5", Request(engines=("llama.cpp",)), WHEEL, session([]))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edgekit.cli import main
+from edgekit.cli.console import open_session
 from edgekit.cli.launch import read_request
 from edgekit.cli.parser import build_parser
 from edgekit.errors import UsageError
@@ -94,7 +95,8 @@ def test_users_and_slots_exclude_each_other(capsys: pytest.CaptureFixture[str]) 
 
 def test_serve_users_are_slots_with_a_context_each() -> None:
     arguments = build_parser("serve").parse_args(["serve", MODEL, "--users", "3", "-c", "2k"])
-    _, request = read_request(arguments, "serve")
+    with open_session(arguments, quiet=True) as session:
+        _, request, _ = read_request(arguments, "serve", session)
     values = request.values("llama.cpp")
     assert (values["parallel"], values["context"]) == (3, 3 * 2048)
     assert values["unified"] is False

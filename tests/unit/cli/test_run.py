@@ -21,6 +21,7 @@ from tests.runnable import write_chatting, write_endless
 from tests.thoroughness import sampled
 
 from edgekit.cli import main
+from edgekit.engines.llamacpp.run.program import LlamaCppProgram
 from edgekit.machine.what_if import requested_machine
 
 ENGINES = ("llama.cpp", "stream")
@@ -240,6 +241,9 @@ def test_run_chooses_the_quantisation_that_check_chooses(
 ) -> None:
     card = requested_machine(devices=("RTX 4090",), ram="64G")
     monkeypatch.setattr("edgekit.app.run.detect", lambda: card)
+    monkeypatch.setattr(
+        LlamaCppProgram, "on_machine", lambda _, machine, __: machine
+    )  # a GPU build
     assert main(("run", "qwen3-8b", "-p", "a", "--yes", "--offline", *flags)) == 4  # not downloaded
     assert f"qwen3-8b at {mix}, from " in capsys.readouterr().err
     main(

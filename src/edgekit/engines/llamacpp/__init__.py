@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from edgekit.engines.flags import CacheFlags, Page
 from edgekit.engines.llamacpp import flags
-from edgekit.engines.protocol import Engine
+from edgekit.engines.protocol import Engine, ProgramEntry
+
+_RUN = "edgekit.engines.llamacpp.run.program"
 
 
 class LlamaCpp(Engine):
@@ -25,9 +27,11 @@ class LlamaCpp(Engine):
     one_sequence = flags.ONE_SEQUENCE
     quant_key = "mix"
     companions = flags.COMPANIONS
-    starts_for = ("run", "serve", "verify", "calibrate")
+    programs = (
+        ProgramEntry("xllamacpp", f"{_RUN}:WHEEL", ("run", "serve", "verify", "calibrate")),
+        ProgramEntry("llama-server", f"{_RUN}:SERVER", ("run", "serve")),
+    )
     verified_flags = flags.VERIFIED
-    program_module = "edgekit.engines.llamacpp.run.program"
     cache_flags = "-ctk and -ctv"
     has_rule_of_thumb = True
     most_users = 256  # llama.h @ 0c1e570: LLAMA_MAX_SEQ

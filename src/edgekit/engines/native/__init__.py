@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgekit.engines.native import flags
-from edgekit.engines.protocol import Engine
+from edgekit.engines.protocol import Engine, ProgramEntry
 
 
 class Native(Engine):
@@ -16,8 +16,7 @@ class Native(Engine):
     page = flags.PAGE
     table = flags.TABLE
     rules_module = "rules"
-    starts_for = ("run",)
-    program_module = "edgekit.engines.native.program"
+    programs = (ProgramEntry("stream", "edgekit.engines.native.program:PROGRAM", ("run",)),)
     streams_weights = True
     cache_flags = "-ctk and -ctv"
     can_plan = False

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from edgekit import __version__
 from edgekit.bill.types import Setup
 from edgekit.engines.chat import Prompt
 from edgekit.engines.native.stream_plan import StreamSetup
-from edgekit.engines.program import EngineStart, RunningEngine, RunOptions
+from edgekit.engines.program import EngineStart, Installation, RunningEngine, RunOptions
 from edgekit.errors import MissingExtraError, UsageError
 from edgekit.machine.monitor import Monitor
 
 if TYPE_CHECKING:
     from edgekit.bill.types import Verdict
     from edgekit.engines.native.text import FileText
+    from edgekit.machine.types import Machine
 
 
 # For each byte of a prompt: at most one token, as two Python objects, and its text.
@@ -25,10 +27,19 @@ TOKENIZING_BYTES = 48
 
 
 class NativeProgram:
+    name = "stream"
     loads_shards = False
     has_budget = True
+    install = "pip install 'edgekit-models[embed]'"
 
-    def flags_for(self, options: RunOptions) -> dict[str, Any]:
+    def find(self) -> Installation:
+        """It is part of EdgeKit; `open` says if a package that it needs is missing."""
+        return Installation(program=self.name, origin="built in", path="", version=__version__)
+
+    def on_machine(self, machine: Machine, _installation: Installation) -> Machine:
+        return machine
+
+    def flags_for(self, options: RunOptions, _installation: Installation) -> dict[str, Any]:
         values = {
             "sinks": options.sinks,
             "threads": options.threads,

@@ -28,6 +28,8 @@ _MOST_WARNINGS = 64
 _WARNING = re.compile(r"[\d.]+ [WE] ")
 _LOG_S = 10.0  # for a finished log to arrive on a busy machine
 _LISTENS = re.compile(r"listening on (http://\S+)")
+# llama.cpp's names of buffers in RAM: "CPU_Mapped", "CPU_REPACK", "AMX", "CUDA_Host"
+_IN_RAM = re.compile(r"CPU|AMX|\w+_Host$")
 _CANNOT_ROLL = (
     "this model's KV cache cannot roll: run it without a rolling window or, if it has "
     "sliding-window layers, with a full-size cache for them (--swa-full)"
@@ -176,6 +178,12 @@ def _read_log(process: EngineProcess) -> None:
         for words, meaning, was_requested in _SKIPPED_FEATURES:
             if words in line and was_requested(process.launch):
                 raise EngineError(f"{meaning} ({line})")
+    if process.launch.needs_device and all(
+        _IN_RAM.match(name) for name, _ in process.allocations.weights
+    ):
+        raise EngineError(
+            "this llama.cpp uses no GPU of this machine: all layers are in RAM, but some are meant to run on a GPU"
+        )
     status = health(process.address)
     if status != http.client.OK:
         raise EngineError(

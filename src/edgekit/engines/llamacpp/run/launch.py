@@ -54,6 +54,11 @@ class Launch:
         return self.weights.drafter is not None or self.setup.load_mtp
 
     @property
+    def needs_device(self) -> bool:
+        """Whether layers are meant to run on a GPU."""
+        return self.setup.has_device and self.setup.n_gpu_layers > 0
+
+    @property
     def server(self) -> ServerLaunch:
         """The launch, as far as the process layer needs to know it."""
         model, drafter = self.weights.model, self.weights.drafter
@@ -128,7 +133,7 @@ def make_settings(launch: Launch) -> dict[str, Any]:
         "timeout_s": launch.timeout_s,
         "model": str(launch.weights.model),
         "stop_at": None,
-        "needs_device": launch.setup.has_device and launch.setup.n_gpu_layers > 0,
+        "needs_device": launch.needs_device,
         "threads": launch.threads,
         "parameters": server | parameters(launch.load, launch.setup) | session,
         "enums": enum_parameters(launch.load, launch.setup),

@@ -16,7 +16,14 @@ from edgekit.engines.flags import field_values
 from edgekit.engines.llamacpp.conversion import convert
 from edgekit.engines.llamacpp.estimate import growth_limits
 from edgekit.engines.llamacpp.flags import FLAGS
-from edgekit.engines.llamacpp.run.binding import VerifyMethod, choose_method
+from edgekit.engines.llamacpp.run.binding import (
+    INSTALL_XLLAMACPP,
+    XLLAMACPP_NAME,
+    VerifyMethod,
+    choose_method,
+    has_xllamacpp,
+    xllamacpp_version,
+)
 from edgekit.engines.llamacpp.run.calibrate import measure
 from edgekit.engines.llamacpp.run.engine import EngineProcess, start
 from edgekit.engines.llamacpp.run.generated import generated_files
@@ -37,6 +44,7 @@ from edgekit.engines.program import (
     ComparedRow,
     EngineRun,
     EngineStart,
+    Installation,
     MeasuredBytes,
     RunningEngine,
     RunOptions,
@@ -44,6 +52,7 @@ from edgekit.engines.program import (
 )
 from edgekit.engines.watch import Watch
 from edgekit.errors import EngineError, MemoryPressureError, TextError
+from edgekit.machine.types import Machine
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
 
@@ -59,15 +68,33 @@ _MAPPED = "_Mapped"  # how the names of buffers end that are ranges of a mapped 
 _UNLOGGED_PARTS = frozenset({"adapter", "projector"})  # loaded later, and logged differently
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppProgram:
-    loads_shards = True
-    has_budget = False
+    name: str
+    install: str
+    loads_shards: bool = True
+    has_budget: bool = False
 
-    def flags_for(self, options: RunOptions) -> dict[str, Any]:
+    def find(self) -> Installation | None:
+        """The wheel is found by its package; llama-server has to be searched for and asked."""
+        if self.name != XLLAMACPP_NAME or not has_xllamacpp():
+            return None
+        return Installation(
+            program=self.name, origin="Python package", path="", version=xllamacpp_version()
+        )
+
+    def on_machine(self, machine: Machine, installation: Installation) -> Machine:
+        """Without the GPUs, if this build of llama.cpp cannot use them."""
+        return machine if installation.devices else replace(machine, devices=())
+
+    def flags_for(self, options: RunOptions, installation: Installation) -> dict[str, Any]:
         """The flags for these options. The bill follows the installed llama.cpp, regardless of other settings."""
-        version = installed_version()
+        version = installation.rules_version
+        if not version and self.name == XLLAMACPP_NAME:
+            installed = installed_version()
+            version = "" if installed is None else version_name(*installed)
         return {
-            **({} if version is None else {"llama_version": version_name(*version)}),
+            **({"llama_version": version} if version else {}),
             **({"ctx_shift": True} if options.rolling else {}),
             **(_ALONE if options.alone else {}),
         }
@@ -94,7 +121,11 @@ class LlamaCppProgram:
         return partial(measure, choose_method(really=True))
 
 
-PROGRAM = LlamaCppProgram()
+WHEEL = LlamaCppProgram(name=XLLAMACPP_NAME, install=INSTALL_XLLAMACPP)
+SERVER = LlamaCppProgram(
+    name="llama-server",
+    install="install llama.cpp (brew, winget or its releases page), so that llama-server is on the PATH",
+)
 
 
 class LlamaCppStarter:
@@ -153,6 +184,7 @@ def _launch(request: EngineStart) -> Launch:
         drafter_load=replace(request.load, cache_k=cache_k, cache_v=cache_v),
         threads=request.threads,
         environment=request.environment,
+        program=None if request.installation.program == XLLAMACPP_NAME else request.installation,
     )
 
 

@@ -1,0 +1,113 @@
+"""Which program runs a model on this machine: one that was asked for, or the best that is installed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgekit.app.open import open_named
+from edgekit.engines import default_engine, engine_named, engine_of_program, engine_on
+from edgekit.errors import EdgekitError, MissingExtraError, UsageError
+from edgekit.index.references import is_path
+from edgekit.machine.probes import detect
+
+if TYPE_CHECKING:
+    from edgekit.engines.program import EngineProgram, Installation
+    from edgekit.engines.protocol import Engine
+    from edgekit.machine.types import Machine
+    from edgekit.request import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenProgram:
+    """A program that is installed, and the engine that it runs."""
+
+    engine: Engine
+    program: EngineProgram
+    installation: Installation
+    serves: bool = False  # for `serve`, not for `run`
+    note: str = ""  # what the choice costs: "this llama.cpp has no GPU support"
+
+    def on_machine(self, machine: Machine) -> Machine:
+        """The machine, with only what the program can use of it."""
+        return self.program.on_machine(machine, self.installation)
+
+
+def choose_program(
+    verb: str, reference: str, session: Session, *, engine: str | None, wanted: str | None
+) -> ChosenProgram:
+    """The program for `run` or `serve`.
+
+    `engine` and `wanted` are what --engine and --with name. Raises UsageError if the two do not belong together, and
+    MissingExtraError if nothing is installed.
+    """
+    if wanted is not None:
+        target = engine_of_program(wanted, verb)
+        if engine is not None and engine_named(engine) is not target:
+            raise UsageError(
+                f"--with {wanted} runs {target.name}, not --engine {engine_named(engine).name}: give one of the two"
+            )
+        program = target.program(verb, wanted)
+        return _chosen(verb, target, program, _installation_of(target, program))
+    target = engine_named(engine) if engine is not None else _engine_for(reference, verb, session)
+    target.program(verb)  # raises UsageError if EdgeKit does not start it
+    names = [entry.name for entry in target.programs if verb in entry.verbs]
+    programs = [target.program(verb, name) for name in names]
+    if not detect().devices:  # no build is better than another: no search
+        for program in programs:
+            if (found := program.find()) is not None:
+                return _chosen(verb, target, program, found)
+    for installation in target.installations():
+        if installation.program in names and not installation.problem:
+            return _chosen(verb, target, target.program(verb, installation.program), installation)
+    for program in programs:
+        if (found := program.find()) is not None:
+            return _chosen(verb, target, program, found)
+    ways = "; or ".join(program.install for program in programs)
+    raise MissingExtraError(f"{target.name} is not installed: {ways}")
+
+
+def _installation_of(engine: Engine, program: EngineProgram) -> Installation:
+    """The best installation of a program that was asked for. Raises MissingExtraError if there is none."""
+    problem = ""
+    for installation in engine.installations():
+        if installation.program == program.name:
+            if not installation.problem:
+                return installation
+            problem = problem or f" ({installation.path}: {installation.problem})"
+    found = program.find()
+    if found is None:
+        raise MissingExtraError(f"{program.name} was not found{problem}: {program.install}")
+    return found
+
+
+def _chosen(
+    verb: str, engine: Engine, program: EngineProgram, installation: Installation
+) -> ChosenProgram:
+    machine, note = detect(), ""
+    if machine.devices and not program.on_machine(machine, installation).devices:
+        note = (
+            f"{installation.program} has no support for this machine's GPU, so the model runs on the CPU: "
+            "`edgekit hardware` lists the engines found"
+        )
+    return ChosenProgram(
+        engine=engine,
+        program=program,
+        installation=installation,
+        serves=verb == "serve",
+        note=note,
+    )
+
+
+def _engine_for(reference: str, verb: str, session: Session) -> Engine:
+    """The engine for the files that a reference names; the default one for a name, and if they cannot be read."""
+    if reference.lower().endswith(".gguf") or not ("/" in reference or is_path(reference)):
+        return default_engine()
+    with suppress(EdgekitError):
+        opened = open_named(reference, session).found
+        if opened is not None:
+            engine = engine_named(engine_on(opened.model, detect()))
+            if verb in engine.starts_for:
+                return engine
+    return default_engine()
