@@ -1,0 +1,1 @@
+"""What EdgeKit's HTTP servers share: connections, bodies, hosts, and limits per client."""
