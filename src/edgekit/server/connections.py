@@ -15,12 +15,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgekit.engines.ports import in_use
 from edgekit.errors import UsageError
-from edgekit.server.clients import network_of
+from edgekit.server.clients import CONNECTIONS_EACH, MAX_CONNECTIONS, network_of
 from edgekit.server.requests import Header
 
 BACKLOG = 256
-MAX_CONNECTIONS = 256
-CONNECTIONS_EACH = 96  # a browser opens six; everyone behind a proxy is one client
 HEAD_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0  # for a client to read a response once the socket's send buffer is full
 KEEP_ALIVE_S = 30

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from starlette.types import Scope
+if TYPE_CHECKING:
+    from starlette.types import Scope
 
 Header = tuple[bytes, bytes]
 CLOSE: Header = (b"connection", b"close")
