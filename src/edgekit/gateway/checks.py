@@ -20,7 +20,9 @@ from edgekit.gateway.grammars import GrammarError, gbnf_size, pattern_size
 from edgekit.gateway.images import ImageError, pixels_in
 
 # Parts of a message; any other type would be fetched, decoded or unpickled by some engine.
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text"})
+_TEXT_PARTS = frozenset(
+    {"text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text"}
+)
 _IMAGE_PARTS = frozenset({"image_url", "input_image"})
 _PARTS_IN = ("content", "output")
 _DATA_URL = "data:image/"
@@ -80,39 +82,43 @@ def _check_texts(
     body: Mapping[str, Any], endpoint: Endpoint, rules: RequestRules, window_tokens: int
 ) -> None:
     """More text than the window holds is not even tokenized. The exact number of tokens is the engine's to check."""
-    most_chars = window_tokens * rules.chars_per_token + SPARE_CHARS
-    rest = dict(body)
-    prompts = rest.pop(endpoint.prompts, None)
-    if isinstance(prompts, dict) or (
-        isinstance(prompts, list) and any(isinstance(item, dict) for item in prompts)
-    ):
+    prompts = body.get(endpoint.prompts) if endpoint.prompts else None
+    several = prompts if isinstance(prompts, list) else []
+    if isinstance(prompts, dict) or any(isinstance(item, dict) for item in several):
         raise refused_field(endpoint.prompts, "must be text or tokens; images belong into messages")
-    if isinstance(prompts, list) and not all(map(_is_number, prompts)):
-        if len(prompts) > rules.prompts:
-            raise refused_field(
-                endpoint.prompts,
-                f"{len(prompts):,} entries, but at most {rules.prompts:,} in one request: send them in several",
-            )
-        named = [(f"{endpoint.prompts}[{index}]", item) for index, item in enumerate(prompts)]
-    else:
-        named = [(endpoint.prompts, prompts)]
-    named += rest.items()
-    total = 0
-    for field, value in named:
-        tokens = len(value) if isinstance(value, list) and value and _is_number(value[0]) else 0
-        if tokens > window_tokens:
-            raise refused_field(
-                field,
-                f"{tokens:,} tokens, but the context holds {window_tokens:,}: shorten it, or serve with a larger -c",
-            )
-        chars = _chars(value)
-        total += 0 if value is prompts or "[" in field else chars
-        if max(chars, total) > most_chars:
-            raise refused_field(
-                field,
-                f"{max(chars, total):,} characters cannot fit into a context of {window_tokens:,} tokens: shorten"
-                " it, or serve with a larger -c",
-            )
+    if all(map(_is_number, several)):  # the tokens of one prompt
+        several = []
+    if len(several) > rules.prompts:
+        raise refused_field(
+            endpoint.prompts,
+            f"{len(several):,} entries, but at most {rules.prompts:,} in one request: send them in several",
+        )
+    for index, prompt in enumerate(several):
+        _check_text(f"{endpoint.prompts}[{index}]", prompt, 0, rules, window_tokens)
+    others_chars = 0
+    for field, value in body.items():
+        if not (several and field == endpoint.prompts):
+            others_chars += _check_text(field, value, others_chars, rules, window_tokens)
+
+
+def _check_text(
+    field: str, value: object, others_chars: int, rules: RequestRules, window_tokens: int
+) -> int:
+    """The characters of a field. GatewayError if they do not fit into the window together with the others'."""
+    tokens = len(value) if isinstance(value, list) and value and _is_number(value[0]) else 0
+    if tokens > window_tokens:
+        raise refused_field(
+            field,
+            f"{tokens:,} tokens, but the context holds {window_tokens:,}: shorten it, or serve with a larger -c",
+        )
+    chars = _chars(value)
+    if others_chars + chars > window_tokens * rules.chars_per_token + SPARE_CHARS:
+        raise refused_field(
+            field,
+            f"{others_chars + chars:,} characters cannot fit into a context of {window_tokens:,} tokens: shorten it,"
+            " or serve with a larger -c",
+        )
+    return chars
 
 
 def _check_parts(body: Mapping[str, Any], limit: ImageLimit | None) -> None:
@@ -170,15 +176,18 @@ def _parts(value: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _check_grammars(body: Mapping[str, Any], limit: GrammarLimit) -> None:
+    chars = 0
     for field in limit.texts:
         text = body.get(field)
-        if isinstance(text, str) and text:
-            _check_size(field, text, gbnf_size, limit)
+        if isinstance(text, str):
+            chars += len(text)
+            _check_size(field, text, chars, gbnf_size, limit)
     for field in limit.schemas:
         for key, value in _pairs(body.get(field)):
             where = f"{field}: {key}"
             if key == "pattern" and isinstance(value, str):
-                _check_size(where, value, pattern_size, limit)
+                chars += len(value)
+                _check_size(where, value, chars, pattern_size, limit)
             elif key in _BOUNDS and _is_number(value) and value > limit.repetitions:
                 raise refused_field(
                     where, f"{value:,} is over the limit of {limit.repetitions:,}: {limit.reason}"
@@ -190,10 +199,12 @@ def _check_grammars(body: Mapping[str, Any], limit: GrammarLimit) -> None:
                 )
 
 
-def _check_size(field: str, text: str, size_of: Callable[[str], int], limit: GrammarLimit) -> None:
-    if len(text) > limit.chars:
+def _check_size(
+    field: str, text: str, all_chars: int, size_of: Callable[[str], int], limit: GrammarLimit
+) -> None:
+    if all_chars > limit.chars:
         raise refused_field(
-            field, f"{len(text):,} characters, but at most {limit.chars:,}: {limit.reason}"
+            field, f"{all_chars:,} characters, but at most {limit.chars:,}: {limit.reason}"
         )
     try:
         size = size_of(text)

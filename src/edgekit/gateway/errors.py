@@ -58,6 +58,16 @@ def unavailable(reason: str, *, retry_after_s: int = RETRY_AFTER_S) -> GatewayEr
     )
 
 
+def too_many(reason: str) -> GatewayError:
+    """429: the gateway has as much to do as it takes on."""
+    return GatewayError(
+        f"{reason}; try again in a moment",
+        status=429,
+        kind="rate_limit_error",
+        headers=((b"retry-after", str(RETRY_AFTER_S).encode()),),
+    )
+
+
 def unknown_model(name: str, known: tuple[str, ...]) -> GatewayError:
     """404: no model of this name is served."""
     served = ", ".join(known) or "none"
