@@ -172,5 +172,6 @@ def malformed_answer() -> tuple[tuple[Header, ...], bytes]:
 
 async def busy(_: Scope, receive: Receive, send: Send) -> None:
     """The application for a connection above the limit."""
-    error = unavailable("too many connections to this server; try again in a moment")
+    problem = "too many connections to this server; try again in a moment"
+    error = unavailable(problem, headers=(CLOSE,))
     await _send_error(error, send, receive)

@@ -24,6 +24,7 @@ _TEXT_PARTS = frozenset(
     {"text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text"}
 )
 _IMAGE_PARTS = frozenset({"image_url", "input_image"})
+_MESSAGES = ("messages", "input")  # the fields that have parts
 _PARTS_IN = ("content", "output")
 _DATA_URL = "data:image/"
 _CHOICES = ("enum", "anyOf", "oneOf", "allOf", "properties")
@@ -41,8 +42,8 @@ def check_request(
         _check_number(field, body.get(field), number)
     for field, entries in rules.lists.items():
         _check_list(field, body.get(field), entries)
-    _check_texts(body, endpoint, rules, window_tokens)
-    _check_parts(body, rules.images)
+    image_chars = {field: _check_parts(field, body.get(field), rules.images) for field in _MESSAGES}
+    _check_texts(body, endpoint, rules, window_tokens, image_chars)
     if rules.grammars is not None:
         _check_grammars(body, rules.grammars)
 
@@ -79,7 +80,11 @@ def _check_list(field: str, value: object, limit: ListLimit) -> None:
 
 
 def _check_texts(
-    body: Mapping[str, Any], endpoint: Endpoint, rules: RequestRules, window_tokens: int
+    body: Mapping[str, Any],
+    endpoint: Endpoint,
+    rules: RequestRules,
+    window_tokens: int,
+    image_chars: Mapping[str, int],
 ) -> None:
     """More text than the window holds is not even tokenized. The exact number of tokens is the engine's to check."""
     prompts = body.get(endpoint.prompts) if endpoint.prompts else None
@@ -98,6 +103,7 @@ def _check_texts(
     others_chars = 0
     for field, value in body.items():
         if not (several and field == endpoint.prompts):
+            others_chars -= image_chars.get(field, 0)
             others_chars += _check_text(field, value, others_chars, rules, window_tokens)
 
 
@@ -121,41 +127,44 @@ def _check_text(
     return chars
 
 
-def _check_parts(body: Mapping[str, Any], limit: ImageLimit | None) -> None:
-    """Only text and images inside of the request: an engine would fetch an address, or decode a file of any size."""
-    images, pixels = 0, 0
-    for field in ("messages", "input"):
-        for part in _parts(body.get(field)):
-            kind = part.get("type")
-            if kind in _TEXT_PARTS:
-                continue
-            if kind not in _IMAGE_PARTS:
-                raise refused_field(
-                    field,
-                    f"a part of the type {quoted(kind)} is not supported: send text or image_url",
-                )
-            if limit is None:
-                raise refused_field(field, "this model reads no images: send text only")
-            images += 1
-            if images > limit.images:
-                raise refused_field(field, f"more than {limit.images} images: send fewer at once")
-            url = part.get("image_url")
-            url = url.get("url") if isinstance(url, dict) else url
-            if not (isinstance(url, str) and url.startswith(_DATA_URL)):
-                raise refused_field(
-                    field,
-                    "an image must be in the request itself, as a data URL (data:image/png;base64,...): this server"
-                    " fetches no addresses",
-                )
-            try:
-                pixels += pixels_in(url)
-            except ImageError as error:
-                raise refused_field(field, str(error)) from error
-            if pixels > limit.pixels:
-                raise refused_field(
-                    field,
-                    f"images of {pixels:,} pixels together, but at most {limit.pixels:,}: scale them down",
-                )
+def _check_parts(field: str, messages: object, limit: ImageLimit | None) -> int:
+    """The characters of all images, which do not count as text.
+
+    Only text and images inside of the request are let in: an engine would fetch an address, or decode any file.
+    """
+    images, pixels, chars = 0, 0, 0
+    for part in _parts(messages):
+        kind = part.get("type")
+        if not isinstance(kind, str) or kind not in _TEXT_PARTS | _IMAGE_PARTS:
+            raise refused_field(
+                field, f"a part of the type {quoted(kind)} is not supported: send text or image_url"
+            )
+        if kind in _TEXT_PARTS:
+            continue
+        if limit is None:
+            raise refused_field(field, "this model reads no images: send text only")
+        images += 1
+        if images > limit.images:
+            raise refused_field(field, f"more than {limit.images} images: send fewer at once")
+        url = part.get("image_url")
+        url = url.get("url") if isinstance(url, dict) else url
+        if not (isinstance(url, str) and url.startswith(_DATA_URL)):
+            raise refused_field(
+                field,
+                "an image must be in the request itself, as a data URL (data:image/png;base64,...): this server"
+                " fetches no addresses",
+            )
+        chars += len(url)
+        try:
+            pixels += pixels_in(url)
+        except ImageError as error:
+            raise refused_field(field, str(error)) from error
+        if pixels > limit.pixels:
+            raise refused_field(
+                field,
+                f"images of {pixels:,} pixels together, but at most {limit.pixels:,}: scale them down",
+            )
+    return chars
 
 
 def _parts(value: object) -> Iterator[Mapping[str, Any]]:
@@ -231,12 +240,12 @@ def _pairs(value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _chars(value: object) -> int:
-    """The characters of all texts in a value; images do not count."""
+    """The characters of all texts in a value."""
     total, level = 0, [value]
     while level:
         item = level.pop()
         if isinstance(item, str):
-            total += 0 if item.startswith(_DATA_URL) else len(item)
+            total += len(item)
         elif isinstance(item, dict):
             total += sum(map(len, item))
             level += item.values()

@@ -49,8 +49,8 @@ class Engine:
                 return StreamingResponse(self.endless(), media_type="text/event-stream")
             case "wait":
                 self.begun.set()
-                while not await request.is_disconnected():
-                    await asyncio.sleep(0.01)
+                while (await request.receive())["type"] != "http.disconnect":
+                    pass
                 self.left.set()
                 return JSONResponse({})
             case "fail":
