@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ TIMEOUT = httpx2.Timeout(CONNECT_TIMEOUT_S, read=None, pool=None)
 # No connection is used twice: an engine closes an idle one at any time, and llama.cpp keeps a thread for each.
 LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
 LARGE_BYTES = 256 * 1024  # a body that takes milliseconds to parse is parsed in a thread
+MOST_PENDING_BYTES = 256 * 1024  # of a response, while its client does not read
 MOST_BODIES = 8  # of the largest size, held at once
 _PASSED_HEADERS = frozenset(
     {b"content-type", b"content-length", b"cache-control", b"retry-after", b"x-request-id"}
@@ -42,7 +44,13 @@ _log = logging.getLogger("edgekit.gateway")
 def make_client() -> httpx2.AsyncClient:
     """The client of all engines. It ignores proxies of the environment: engines are on this machine."""
     return httpx2.AsyncClient(
-        timeout=TIMEOUT, limits=LIMITS, trust_env=False, follow_redirects=False
+        timeout=TIMEOUT,
+        limits=LIMITS,
+        trust_env=False,
+        follow_redirects=False,
+        verify=ssl.SSLContext(
+            ssl.PROTOCOL_TLS_CLIENT
+        ),  # trusts nobody: loading the usual list takes 0.1 s
     )
 
 
@@ -166,9 +174,12 @@ class Forward:
                 start = {"status": response.status_code, "headers": passed}
                 await send({"type": "http.response.start", **start})
                 has_begun = True
-                async for chunk in response.aiter_raw():
+
+                async def write(chunk: bytes) -> None:
                     answered.add(chunk)
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+                await _copy(response.aiter_raw(), write)
         except (httpx2.TransportError, OSError) as error:
             gone = unavailable("the engine is not running or stopped; try again in a moment")
             if not has_begun:
@@ -184,6 +195,38 @@ class Forward:
                 }
             )
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _copy(chunks: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]]) -> None:
+    """Writes every chunk as it comes. Those that have come by the time the last one is written are written as one:
+    a system call for each would hold up the streams of other clients.
+    """
+    pending = bytearray()
+    arrived, taken = asyncio.Event(), asyncio.Event()
+
+    async def read() -> None:
+        async for chunk in chunks:
+            pending.extend(chunk)
+            arrived.set()
+            while len(pending) > MOST_PENDING_BYTES:
+                taken.clear()
+                await taken.wait()
+
+    reading = asyncio.create_task(read())
+    reading.add_done_callback(lambda _: arrived.set())
+    try:
+        while not reading.done() or pending:
+            await arrived.wait()
+            arrived.clear()
+            if pending:
+                chunk = bytes(pending)
+                pending.clear()
+                taken.set()
+                await write(chunk)
+        reading.result()
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 async def _in_turn(size_bytes: int, work: Callable[[], Result]) -> Result:
