@@ -183,7 +183,6 @@ class OpenAiClient:
         message = str(error.get("message"))[:400]
         kinds = {str(error.get("type")), str(error.get("code"))}
         if kinds & _CONTEXT_EXCEEDED or (self._too_long and message.startswith(self._too_long)):
-            message = message.removeprefix(self._too_long).lstrip(": ")
             return ContextTooLargeError(f"{self._program}: {message}")
         code = "" if status is None else f" (HTTP {status})"
         return EngineError(f"{self._program} refused the request{code}: {message}")

@@ -20,7 +20,7 @@ from http.server import ThreadingHTTPServer
 from typing import Any, NoReturn
 
 # How the message of a prompt begins that is longer than the window.
-TOO_LONG = "context_length_exceeded"
+TOO_LONG = "the prompt is longer than the window"
 _DEFAULT_MODEL = "default_model"  # mlx_lm/server.py: the model of the command line
 
 Tell = Callable[..., None]
@@ -115,8 +115,7 @@ def _keep_to_window(server: Any, window_tokens: int) -> None:
         count = len(result[0] if isinstance(result, tuple) else result)
         if count >= window_tokens:
             raise ValueError(
-                f"{TOO_LONG}: the prompt has {count:,} tokens, and the window holds {window_tokens:,} "
-                "with the answer"
+                f"{TOO_LONG}: it has {count:,} tokens, and the window holds {window_tokens:,} with the answer"
             )
         arguments.max_tokens = min(arguments.max_tokens, window_tokens - count)
         return result

@@ -97,7 +97,7 @@ def test_it_answers_text_and_chats(running: RunningEngine) -> None:
 
 
 def test_a_prompt_that_is_longer_than_the_window_is_refused(running: RunningEngine) -> None:
-    with pytest.raises(ContextTooLargeError, match="the prompt has 70 tokens, and the window"):
+    with pytest.raises(ContextTooLargeError, match="longer than the window: it has 70 tokens"):
         answer(running, Prompt(text="fox " * 70))
 
 
