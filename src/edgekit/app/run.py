@@ -174,7 +174,7 @@ def fetch(
     judged = judge(request, chosen, opened, job, session)
     judged.refuse_or_warn()
     weights = _find_files(reference, published, judged)
-    if published:
+    if published and not weights.name:
         judged = judge(request, chosen, open_model(weights.model), job, session)
         judged.refuse_or_warn()
     return judged, weights
@@ -278,6 +278,8 @@ def _find_files(reference: str, published: tuple[str, ...], judged: Judged) -> L
     """The files of the model, its draft model, adapters and projector. Downloads remote ones."""
     request, session, files = judged.request, judged.session, judged.opened.files
     engine = judged.chosen.engine
+    if own := judged.chosen.program.own_name(published[0] if published else reference, files):
+        return LocalWeights(model=Path(), name=own)
     if not engine.loads_gguf:
         name = published[0] if published else reference
         found = local_files(name, session.reach, session.confirm, to_run=True)

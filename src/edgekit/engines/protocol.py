@@ -105,6 +105,7 @@ class ProgramEntry(NamedTuple):
     name: str  # as --with takes it: "llama-server"
     place: str  # where its EngineProgram is: "module:ATTRIBUTE"
     verbs: tuple[str, ...]  # the commands that can use it: run, serve, verify, calibrate
+    on_request: bool = False  # only used if --with names it
 
 
 class Companions(NamedTuple):
