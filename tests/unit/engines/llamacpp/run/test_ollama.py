@@ -118,9 +118,12 @@ def test_a_model_that_ollama_cannot_find(model: Path, program: Installation) -> 
 def test_a_prompt_that_is_longer_than_the_window_is_refused(
     model: Path, program: Installation
 ) -> None:
-    with PROGRAM.open(model, ExitStack(), None).start(start_of(model, program)) as running:
-        with pytest.raises(ContextTooLargeError, match="exceeds the context length"):
-            answer(running, Prompt(text="a " * 600))
+    given = start_of(model, program)
+    with (
+        PROGRAM.open(model, ExitStack(), None).start(given) as running,
+        pytest.raises(ContextTooLargeError, match="exceeds the context length"),
+    ):
+        answer(running, Prompt(text="a " * 600))
 
 
 def test_what_ollama_cannot_take(model: Path, program: Installation) -> None:
