@@ -44,10 +44,10 @@ class InstalledProgram:
         return next((entry.verbs for entry in entries if entry.name == name), ())
 
 
-def installed_programs(timeout_s: float = LIST_S) -> tuple[InstalledProgram, ...]:
-    """Every program on this machine that runs an engine, asked all at once. A program that hangs is one with a problem."""
+def installed_programs() -> tuple[InstalledProgram, ...]:
+    """Every program on this machine that runs an engine, all asked at once. One that hangs has a problem."""
     engines = every_engine()
-    found = in_parallel(lambda engine: engine.installations(timeout_s), engines)
+    found = in_parallel(lambda engine: engine.installations(LIST_S), engines)
     return tuple(
         InstalledProgram(engine=engine, installation=installation)
         for engine, installations in zip(engines, found, strict=True)

@@ -46,7 +46,7 @@ def run_hardware(arguments: argparse.Namespace) -> str:
 
         machine = measure_memory(machine)
     programs = None
-    if not is_described:
+    if not machine.what_if:
         from edgekit.app.programs import installed_programs
 
         programs = installed_programs()

@@ -1,4 +1,4 @@
-"""A machine as one screen of text and as JSON (docs/json.md): its memory, its programs, and what each engine may use."""
+"""A machine as one screen of text and as JSON (docs/json.md): memory, what each engine may use, and programs."""
 
 from __future__ import annotations
 
