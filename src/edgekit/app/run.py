@@ -135,6 +135,10 @@ def judge(
 ) -> Judged:
     """The verdict for the memory that is free now. A model that does not fit is not an error here."""
     session = replace(session, text_only=True)
+    engine = chosen.engine
+    request = request.with_flags(
+        engine.name, {**engine.run_flags, **request.flags.get(engine.name, {})}
+    )
     here = _on_this_machine(request, job, chosen)
     check = check_opened(opened, chosen.engine.name, here, session)
     return Judged(request=request, chosen=chosen, opened=opened, check=check, session=session)

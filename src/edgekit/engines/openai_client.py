@@ -47,13 +47,17 @@ class OpenAiClient:
         model: str = "",
         api_key: str | None = None,
         sampling_names: Mapping[str, str] = OPENAI_NAMES,
+        too_long: str = "",
     ) -> None:
         """`program`: as messages name it. `model`: the name that the server knows the model by.
+
+        `too_long`: how the server's message begins for a prompt that is longer than the window, if no type says it.
 
         `sampling_names`: field of Sampling -> its name in a request, for all fields that the server takes.
         """
         self.window_tokens = window_tokens
         self._program, self._model, self._key = program, model, api_key
+        self._too_long = too_long
         self._host, self._names = urlsplit(address).netloc, sampling_names
 
     def tokens(self, _prompt: Prompt) -> list[int] | None:
@@ -177,7 +181,8 @@ class OpenAiClient:
             else {"message": error or reply.get("message") or reply}
         )
         message = str(error.get("message"))[:400]
-        if {str(error.get("type")), str(error.get("code"))} & _CONTEXT_EXCEEDED:
+        kinds = {str(error.get("type")), str(error.get("code"))}
+        if kinds & _CONTEXT_EXCEEDED or (self._too_long and message.startswith(self._too_long)):
             return ContextTooLargeError(f"{self._program}: {message}")
         code = "" if status is None else f" (HTTP {status})"
         return EngineError(f"{self._program} refused the request{code}: {message}")

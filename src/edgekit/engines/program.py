@@ -201,10 +201,25 @@ class EngineRun:
 class EngineProgram(Protocol):
     """Starts one engine, by one of the programs that run it."""
 
-    name: str  # as --with takes it
-    loads_shards: bool  # models in several files
-    has_budget: bool  # can limit its process to a number of bytes
-    install: str  # what to do if it is not on this machine: "pip install ..."
+    @property
+    def name(self) -> str:
+        """As --with takes it."""
+        ...
+
+    @property
+    def loads_shards(self) -> bool:
+        """Whether it loads models in several files."""
+        ...
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether it can limit its process to a number of bytes."""
+        ...
+
+    @property
+    def install(self) -> str:
+        """What to do if it is not on this machine: "pip install ..."."""
+        ...
 
     def find(self) -> Installation | None:
         """An installation that is found without starting anything; None: unknown, or there is none."""

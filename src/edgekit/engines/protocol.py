@@ -279,6 +279,7 @@ class Engine:
 
     # --- programs
 
+    run_flags: Mapping[str, Any] = MappingProxyType({})  # of files that are run as they are
     verified_flags: tuple[Flag, ...] = ()  # flags that `verify` takes
     programs: tuple[ProgramEntry, ...] = ()  # that EdgeKit starts, in order of preference
 

@@ -48,9 +48,9 @@ def comparison_text(engine: str, running: RunningEngine) -> str:
     if outside:
         outcome = f"OUTSIDE BOUNDS: {', '.join(outside)}"
     elif any(row.difference_bytes for row in running.rows):
-        outcome = (
-            f"within the bounds of the estimate, which follows the rules of {running.rules_version}"
-        )
+        outcome = "within the bounds of the estimate"
+        if running.rules_version:
+            outcome += f", which follows the rules of {running.rules_version}"
     return "\n".join(
         [f"{engine} {running.version} is up, {outcome}", *compared_lines(running.rows)]
     )

@@ -38,6 +38,7 @@ from edgekit.engines.llamacpp.types import (
     version_name,
 )
 from edgekit.engines.openai_client import OPENAI_NAMES, OpenAiClient, message_json, numbers_in
+from edgekit.engines.process import watched
 from edgekit.engines.program import (
     NOTHING,
     CalibrateRequest,
@@ -50,15 +51,13 @@ from edgekit.engines.program import (
     RunOptions,
     Verification,
 )
-from edgekit.engines.watch import Watch
-from edgekit.errors import EngineError, MemoryPressureError, TextError
+from edgekit.errors import EngineError, TextError
 from edgekit.machine.types import Machine
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
 
 # For a single conversation: one slot and no prompt cache.
 _ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}
-_EXIT_DELAY_S = 2.0  # a dying server closes its connections before its exit is seen
 _SAMPLING_NAMES = {
     **OPENAI_NAMES,
     "repeat_penalty": "repeat_penalty",
@@ -136,36 +135,27 @@ class LlamaCppStarter:
     def start(self, request: EngineStart) -> Iterator[RunningEngine]:
         """Runs the engine, watched, until the end of the block."""
         running = start(_launch(request), tell=request.say, recheck=request.recheck)
-        with Watch(running, warn=request.warn) as watch:
-            try:
-                resolved = running.allocations.resolved
-                reported = resolved.get("n_ctx_seq") or resolved.get("n_ctx")
-                # the context of one sequence: as planned, or what the engine reports if that is less
-                window_tokens = request.load.context_tokens or 0
-                if reported and reported.isdigit():
-                    window_tokens = min(int(reported), window_tokens)
-                generator = LlamaTextGenerator(
-                    running.address,
-                    api_key=request.address.api_key,
-                    window_tokens=window_tokens,
-                    sinks=request.sinks,
-                )
-                yield RunningEngine(
-                    generator=generator,
-                    version=running.version,
-                    rules_version=version_name(*answered_version(running.version)),
-                    rows=compare_reported(request.estimate, running),
-                    server=running,
-                    guard=watch,
-                )
-            except EngineError as error:
-                ended = running.wait(_EXIT_DELAY_S)
-                if ended is None:
-                    raise
-                kind = MemoryPressureError if watch.starved else EngineError
-                raise kind(watch.reason or f"{ended.why}: {ended.last_words}") from error
-            finally:
-                running.stop()
+        with watched(running, warn=request.warn) as watch:
+            resolved = running.allocations.resolved
+            reported = resolved.get("n_ctx_seq") or resolved.get("n_ctx")
+            # the context of one sequence: as planned, or what the engine reports if that is less
+            window_tokens = request.load.context_tokens or 0
+            if reported and reported.isdigit():
+                window_tokens = min(int(reported), window_tokens)
+            generator = LlamaTextGenerator(
+                running.address,
+                api_key=request.address.api_key,
+                window_tokens=window_tokens,
+                sinks=request.sinks,
+            )
+            yield RunningEngine(
+                generator=generator,
+                version=running.version,
+                rules_version=version_name(*answered_version(running.version)),
+                rows=compare_reported(request.estimate, running),
+                server=running,
+                guard=watch,
+            )
 
 
 def _launch(request: EngineStart) -> Launch:
