@@ -36,10 +36,10 @@ class Installation:
     program: str  # as --with names it: "llama-server", "mlx"
     origin: str  # "PATH", "Homebrew", "LM Studio", "Python package", "running server"
     path: str  # the executable, the folder of the Python package, or the address of the server
-    version: str = ""  # "0.5.0-dev", "0.32.2"; "": unknown
-    build: str = ""  # "b9294 (0c1e570)"; "": it has none
+    version: str = ""  # "0.6.0-dev", "b9294", "0.32.2"; "": unknown
+    build: str = ""  # "b11549", "0c1e570", "PyTorch 2.9.0+cu128"; "": unknown, or it has none
     backends: tuple[str, ...] = ()  # what it computes with: "CUDA", "Vulkan", "Metal", "CPU"
-    devices: tuple[str, ...] = ()  # the GPUs that it lists on this machine
+    devices: tuple[str, ...] = ()  # the GPUs that it lists: "CUDA0: NVIDIA GeForce RTX 4090"
     rules_version: str = ""  # the version whose rules bill it; "": the engine has only one
     problem: str = ""  # why EdgeKit cannot start it; "": it can
 

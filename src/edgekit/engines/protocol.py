@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 NONE: Mapping[str, str] = MappingProxyType({})
 Function = TypeVar("Function", bound=Callable[..., Any])
+ANSWER_S = 10.0  # for an installed program to answer; one that initialises a GPU from a slow disk needs seconds
 
 
 class Rule:
@@ -314,8 +315,10 @@ class Engine:
         return program
 
     @rule("installed")
-    def installations(self) -> tuple[Installation, ...]:
-        """The programs on this machine that run the engine, the best first. Starts them to ask for their version."""
+    def installations(self, _timeout_s: float = ANSWER_S, /) -> tuple[Installation, ...]:
+        """The programs on this machine that run the engine, the best first. Starts them to ask for their version, all
+        at once, and waits for their answers at most for this time.
+        """
         return ()
 
     # --- speed
