@@ -10,7 +10,7 @@ from typing import Any
 
 from edgekit.engines.chat import Image
 from edgekit.errors import HeaderLimitError, SourceError, UsageError, one_line, quoted
-from edgekit.sources.local import expand_home, look_up, read_small
+from edgekit.sources.local import is_regular, look_up, path_of_flag, read_small
 from edgekit.units import KIB, MIB, format_bytes
 
 MAX_IMAGE_BYTES = 32 * MIB  # a photo of 50 megapixels has about 20
@@ -25,13 +25,14 @@ _IMAGE_TYPES: tuple[tuple[str, bytes, int, bytes], ...] = (
     ("image/gif", b"GIF8", 5, b"a"),
     ("image/webp", b"RIFF", 8, b"WEBP"),
 )
-EXAMPLE_TOOLS = '[{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", ...}}}]'
+EXAMPLE_TOOLS = (
+    '[{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", ...}}}]'
+)
 
 
 def read_image(name: str) -> Image:
     """An image file. Raises SourceError if it cannot be read, UsageError if it is not an image that engines know."""
-    path = expand_home(Path(name))
-    data = _read(path, MAX_IMAGE_BYTES, "an image")
+    data = _read(path_of_flag(name, "--image"), MAX_IMAGE_BYTES, "an image")
     for media_type, first, offset, more in _IMAGE_TYPES:
         if data.startswith(first) and data[offset : offset + len(more)] == more:
             return Image(data=data, media_type=media_type)
@@ -49,7 +50,7 @@ def read_tools(text: str) -> tuple[Mapping[str, Any], ...]:
     where = "--tools" if is_json else text
     raw = text.encode(errors="replace") if is_json else b""
     if not is_json:
-        raw = _read(expand_home(Path(text)), MAX_TOOLS_BYTES, "a list of tools")
+        raw = _read(path_of_flag(text, "--tools"), MAX_TOOLS_BYTES, "a list of tools")
     elif len(raw) > MAX_TOOLS_BYTES:
         raise UsageError(f"--tools takes at most {format_bytes(MAX_TOOLS_BYTES)} of JSON")
     try:
@@ -87,6 +88,8 @@ def _name_of(tool: object, where: str) -> str:
 def _read(path: Path, limit: int, kind: str) -> bytes:
     """A whole file. Raises SourceError if it cannot be read, UsageError if it is too large."""
     look_up(path)  # raises with the reason
+    if not is_regular(path):
+        raise SourceError(f"{path} is not a file")
     try:
         data = read_small(path, limit=limit)
     except HeaderLimitError as error:

@@ -32,7 +32,8 @@ _FILE = UserDatabase(
     remedy="EdgeKit starts a new one",
     schema=1,
     tables={
-        "conversations": "id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, begun TEXT NOT NULL, changed TEXT NOT NULL",
+        "conversations": "id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, begun TEXT NOT NULL, "
+        "changed TEXT NOT NULL",
         "messages": "conversation INTEGER NOT NULL REFERENCES conversations (id) ON DELETE CASCADE, "
         "number INTEGER NOT NULL, role TEXT NOT NULL, content TEXT NOT NULL, tool_calls TEXT NOT NULL, "
         "model TEXT NOT NULL, PRIMARY KEY (conversation, number)",
@@ -73,7 +74,7 @@ class Conversation:
 class Transcript:
     """The messages of a conversation that goes on, and how many of them are saved."""
 
-    model: str  # the reference that is saved with each message
+    model: str = ""  # the reference that is saved with each message
     messages: tuple[Message, ...] = ()
     name: str | None = None  # None: it is not saved
     saved_count: int = 0
@@ -207,9 +208,10 @@ def _read(database: sqlite3.Connection, key: int, name: str, path: Path) -> Conv
             raise _FILE.damaged(path, "an image is not a BLOB")
         image = Image(data=data, media_type=_text(path, media_type))
         images.setdefault(number, []).append(image)
-    messages, model = [], ""
+    messages, last_model = [], ""
     query = "SELECT number, role, content, tool_calls, model FROM messages WHERE conversation = ? ORDER BY number"
     for number, role, content, calls, model in database.execute(query, (key,)):
+        last_model = _text(path, model)
         if role not in ROLES:
             raise _FILE.damaged(path, f"message {number} has no role")
         messages.append(
@@ -220,7 +222,7 @@ def _read(database: sqlite3.Connection, key: int, name: str, path: Path) -> Conv
                 tool_calls=_calls(path, calls),
             )
         )
-    return Conversation(name=name, model=_text(path, model), messages=tuple(messages))
+    return Conversation(name=name, model=last_model, messages=tuple(messages))
 
 
 def _calls(path: Path, text: object) -> tuple[Mapping[str, str], ...]:

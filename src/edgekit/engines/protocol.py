@@ -99,6 +99,9 @@ class Offload(NamedTuple):
     everything: bool = False  # no layer is on a device
 
 
+MOST_IMAGE_TOKENS = 4096  # where nothing is known; most models scale a larger image down
+
+
 class ProgramEntry(NamedTuple):
     """A program that EdgeKit starts for an engine."""
 
@@ -270,6 +273,11 @@ class Engine:
         return None
 
     @rule("companions")
+    def image_tokens(self, _projector: ModelHeader | None, /) -> int:
+        """The most tokens of the context that one image takes. `_projector`: if one is loaded."""
+        return MOST_IMAGE_TOKENS
+
+    @rule("companions")
     def projector_lines(
         self, _header: ModelHeader, _load: Load, _setup: Setup, /
     ) -> tuple[MemoryLine, ...]:
@@ -278,6 +286,8 @@ class Engine:
 
     # --- programs
 
+    image_types: frozenset[str] = frozenset()  # of images in prompts: "image/png"; empty: text only
+    calls_tools: bool = False  # takes tools with a prompt, and answers with calls of them
     verified_flags: tuple[Flag, ...] = ()  # flags that `verify` takes
     programs: tuple[ProgramEntry, ...] = ()  # that EdgeKit starts, in order of preference
 

@@ -31,6 +31,9 @@ class LlamaCpp(Engine):
         ProgramEntry("xllamacpp", f"{_RUN}:WHEEL", ("run", "serve", "verify", "calibrate")),
         ProgramEntry("llama-server", f"{_RUN}:SERVER", ("run", "serve")),
     )
+    # WebP with ffmpeg on the PATH (tools/mtmd/mtmd-helper.cpp)
+    image_types = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+    calls_tools = True  # --jinja is the default
     verified_flags = flags.VERIFIED
     cache_flags = "-ctk and -ctv"
     has_rule_of_thumb = True
