@@ -219,6 +219,13 @@ class _ToolCalls:
 
 def message_json(message: Message) -> dict[str, Any]:
     """A message as OpenAI's API takes it, its images as data URLs."""
+    if message.tool_calls:
+        calls = [
+            # Mistral's templates accept only ids of nine letters and digits.
+            {"id": f"call{index:05d}", "type": "function", "function": dict(call)}
+            for index, call in enumerate(message.tool_calls)
+        ]
+        return {"role": message.role, "content": message.content, "tool_calls": calls}
     if not message.images:
         return {"role": message.role, "content": message.content}
     parts: list[dict[str, Any]] = [{"type": "text", "text": message.content}]

@@ -100,6 +100,9 @@ class Offload(NamedTuple):
     everything: bool = False  # no layer is on a device
 
 
+MOST_IMAGE_TOKENS = 4096  # where nothing is known; most models scale a larger image down
+
+
 class ProgramEntry(NamedTuple):
     """A program that EdgeKit starts for an engine."""
 
@@ -272,6 +275,11 @@ class Engine:
         return None
 
     @rule("companions")
+    def image_tokens(self, _projector: ModelHeader | None, /) -> int:
+        """The most tokens of the context that one image takes. `_projector`: if one is loaded."""
+        return MOST_IMAGE_TOKENS
+
+    @rule("companions")
     def projector_lines(
         self, _header: ModelHeader, _load: Load, _setup: Setup, /
     ) -> tuple[MemoryLine, ...]:
@@ -281,6 +289,8 @@ class Engine:
     # --- programs
 
     run_flags: Mapping[str, Any] = MappingProxyType({})  # of files that are run as they are
+    image_types: frozenset[str] = frozenset()  # of images in prompts: "image/png"; empty: text only
+    calls_tools: bool = False  # takes tools with a prompt, and answers with calls of them
     verified_flags: tuple[Flag, ...] = ()  # flags that `verify` takes
     programs: tuple[ProgramEntry, ...] = ()  # that EdgeKit starts, in order of preference
 

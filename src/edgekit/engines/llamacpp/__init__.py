@@ -33,6 +33,9 @@ class LlamaCpp(Engine):
         ProgramEntry("llama-server", f"{_RUN}:SERVER", ("run", "serve")),
         ProgramEntry("ollama", f"{_OLLAMA}:PROGRAM", ("run", "serve"), on_request=True),
     )
+    # WebP with ffmpeg on the PATH (tools/mtmd/mtmd-helper.cpp)
+    image_types = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+    calls_tools = True  # --jinja is the default
     verified_flags = flags.VERIFIED
     cache_flags = "-ctk and -ctv"
     has_rule_of_thumb = True
