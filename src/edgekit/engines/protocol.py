@@ -430,6 +430,11 @@ class Engine:
         """Placements with one layer moved off the fullest card."""
         yield from ()
 
+    @rule("rules")
+    def fill(self, _model: Model, placement: Placement, _spare_bytes: int, /) -> Placement:
+        """The placement with as many more weights in memory as fit into the spare bytes. Only called if `may_fill`."""
+        return placement
+
     @rule("placements")
     def pinned(self, _model: Model, placement: Placement, /) -> Placement:
         """The placement with the billed split as a flag, because the engine might choose another split at startup."""
