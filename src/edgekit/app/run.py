@@ -338,7 +338,9 @@ def _find_files(reference: str, published: tuple[str, ...], judged: Judged) -> L
     """The files of the model, its draft model, adapters and projector. Downloads remote ones."""
     request, session = judged.request, judged.session
     engine = judged.chosen.engine
-    if own := judged.chosen.program.own_name(published[0] if published else reference, files):
+    if own := judged.chosen.program.own_name(
+        published[0] if published else reference, judged.opened.files
+    ):
         return LocalWeights(model=Path(), name=own)
     if not engine.loads_gguf:
         name = published[0] if published else reference

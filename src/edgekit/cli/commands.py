@@ -576,7 +576,8 @@ def add_start_flags(parser: argparse.ArgumentParser, verb: str) -> None:
     engines = tuple(engine.name for engine in startable(verb))
     context = "context in tokens: 8192, 32k, 0 for the native context (default: what the job needs)"
     without = machine_keys() | _SET_BY_US
-    add_engine_flags(parser, engines, context_help=context, without=without)
+    own = frozenset({"-q"})  # --quiet
+    add_engine_flags(parser, engines, context_help=context, without=without, own=own)
 
 
 _RUN_DESCRIPTION = """\
