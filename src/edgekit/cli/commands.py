@@ -735,7 +735,7 @@ def add_serve(commands: Commands) -> None:
     parser = add_command(
         commands,
         "serve",
-        run="launch:run_serve",
+        run="serve:run_serve",
         usage="edgekit serve MODEL [--quant NAME] [--port N] [-c N] [--users N] [options]",
         description=_SERVE_DESCRIPTION,
         epilog=MODEL_FORMS + _SERVE_EXAMPLES + "\n" + ENVIRONMENT,
@@ -750,6 +750,11 @@ def add_serve(commands: Commands) -> None:
                 "--api-key KEY": "key that clients must send (or LLAMA_API_KEY)",
                 "--insecure": "serve other machines (--host) without --api-key",
                 "-a, --alias NAME": "name of the model for clients",
+                "--restart POLICY": "what to do when the engine dies: no (default), or on-failure, with a growing "
+                "pause; on-failure:5 gives up after five times",
+                "--allow-host NAME...": "another name of this machine that clients may use (repeatable)",
+                "--allow-origin ORIGIN...": "a site whose pages may use the server: https://chat.example (repeatable)",
+                "--no-gateway": "start the engine's own server alone: no checks of requests, hosts and origins",
             },
             **USERS,
             **start_options("serve"),
