@@ -48,7 +48,7 @@ class MemoryLine:
     layer: int | None = None  # None: not of a single layer
     basis: Basis = Basis.EXACT
     because: str = ""  # the arithmetic with this model's numbers
-    within: float | None = None  # MODELLED: the error bound, as a share of the line
+    within: float | None = None  # ASKED, MODELLED: the error bound, as a share of the line
     reserved: bool = True  # False: not allocated at start, may grow to this size (a prompt cache)
     part: str = ""  # the companion it belongs to: "drafter", "projector", "adapter"; "": the model
     first_request: bool = False  # allocated by the first request, not at start
@@ -240,7 +240,7 @@ class MemoryEstimate:
         return self.total_bytes / GIB
 
 
-_STRENGTH = (Basis.EXACT, Basis.MODELLED, Basis.ASSUMED)
+_STRENGTH = (Basis.EXACT, Basis.ASKED, Basis.MODELLED, Basis.ASSUMED)
 
 
 def weakest(bases: Iterable[Basis]) -> Basis:
