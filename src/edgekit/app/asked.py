@@ -16,6 +16,7 @@ from edgekit.plan.fit import Fitting, first_placement, price_of
 from edgekit.request import Request, Session
 
 _USUAL_TOKENS = 32 * 1024  # the context if none was requested: SPEC A4's first
+_MOST_QUESTIONS = 24  # each is a start of the engine; the longest context takes about ten
 _ANY_STEP = 1  # of SPEC A4's list: a load that was not searched for
 
 
@@ -122,7 +123,7 @@ def _judged(candidate: Candidate) -> Candidate:
 def _unknown_choice(
     opened: OpenModel, task: Task, error: NewArchitectureError, session: Session
 ) -> Choice:
-    """One load of a model that our rules do not know, as the engine bills it. Nothing is searched for.
+    """One load of a model that our rules do not know, as the engine bills it. Only the longest context is searched for.
 
     Raises `error` if the engine cannot be asked, or does not know the model either.
     """
@@ -132,12 +133,11 @@ def _unknown_choice(
     session.tell(f"asking the {rules.title} on this machine")
     ask = _ask_about_unknown(opened, rules, error)
     bills: dict[tuple[Load, Setup], MemoryEstimate] = {}
-    is_searching = True
 
     def bill(load: Load, setup: Setup) -> MemoryEstimate:
         if (load, setup) not in bills:
-            if not is_searching:
-                raise error  # each answer takes a start of the engine
+            if len(bills) >= _MOST_QUESTIONS:
+                raise error
             bills[load, setup] = ask(load, setup)
         return bills[load, setup]
 
@@ -156,6 +156,4 @@ def _unknown_choice(
         tokens=tokens,
         because="asked for this load only: EdgeKit does not know this architecture",
     )
-    candidate = pinned_candidate(_judged(candidate))
-    is_searching = False
-    return Choice(candidate=candidate, attempts=())
+    return Choice(candidate=pinned_candidate(_judged(candidate)), attempts=())

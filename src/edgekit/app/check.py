@@ -241,10 +241,12 @@ def check_opened(
     if command is not None:
         notes = dict.fromkeys((*bill.notes, *command.notes))
         bill = replace(bill, command=command.text, notes=tuple(notes))
+    # For a model that only the engine knows, each further load would be a start of it.
+    is_unknown = not request.ask_engine and result.estimate.is_asked
     return Check(
         bill=bill,
         result=result,
-        changes=changes(task, result) if with_changes else (),
+        changes=changes(task, result) if with_changes and not is_unknown else (),
         flags=typed(settled),
         ready=ready,
         is_remote=opened.files is None or opened.files.origin.is_remote,

@@ -190,6 +190,11 @@ class MemoryEstimate:
         """Bytes of the reserved lines of these components."""
         return self.total(lambda line: line.component in components)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether it is the bill of the engine itself."""
+        return any(line.basis is Basis.ASKED for line in self.lines)
+
     def in_pool(self, kind: PoolKind) -> int:
         """Bytes of the reserved lines in pools of this kind."""
         return self.total(lambda line: line.pool.kind is kind)

@@ -93,8 +93,7 @@ def bill_text(bill: EstimateAnswer, screen: Screen = PLAIN) -> str:
 
 def asked_words(estimate: MemoryEstimate) -> str:
     """What marks a bill that the engine reports itself; empty for one of EdgeKit's."""
-    is_asked = any(line.basis is Basis.ASKED for line in estimate.lines)
-    return "memory: asked of the engine" if is_asked else ""
+    return "memory: asked of the engine" if estimate.is_asked else ""
 
 
 def _in_pool(name: str) -> str:

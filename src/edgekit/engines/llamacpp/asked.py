@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -41,9 +42,8 @@ from edgekit.sources.types import ModelFiles
 from edgekit.units import MIB, Basis, format_bytes
 
 NAME = "llama.cpp"
+_NUMBER = re.compile(r"[0-9]{1,12}")
 _SWITCHES = {
-    "0": False,
-    "1": True,
     "false": False,
     "true": True,
     "disabled": False,
@@ -110,7 +110,7 @@ def _estimate(
     """The report as a bill. Lines that llama.cpp does not report are those of our own bill."""
     kept = () if own is None else own.lines
     lines = (
-        *_asked_lines(report),
+        *asked_lines(report),
         *(_driver_lines(report, setup) if own is None else ()),
         *(
             line
@@ -140,27 +140,25 @@ def _estimate(
     )
 
 
-def _asked_lines(report: EngineReport) -> Iterator[MemoryLine]:
+def asked_lines(report: EngineReport) -> Iterator[MemoryLine]:
     """A line for each part and memory. The totals are precise to 0.01 MiB, their shares of the memories to 1 MiB."""
     because = f"{report.through} {report.version} reports it"
     parts, memories = report.parts, report.memories
+    in_caches = _shares(memories, [memory.caches for memory in memories])
+    shares = {
+        **dict.fromkeys(CACHES, in_caches),
+        Component.WEIGHTS: _shares(memories, [memory.weights for memory in memories]),
+        Component.COMPUTE: _shares(memories, [memory.compute for memory in memories]),
+        Component.OUTPUT: {HOST: 1.0},  # always in RAM
+    }
     for component in COMPARED:
         total = parts.get(component, NOTHING)
-        shares: Mapping[Pool, float] = {HOST: 1.0}  # the output is always in RAM
-        if component is Component.OUTPUT:
-            pass
-        elif component is Component.WEIGHTS:
-            shares = _shares(memories, [memory.weights for memory in memories])
-        elif component in CACHES:
-            shares = _shares(memories, [memory.caches for memory in memories])
-        else:
-            shares = _shares(memories, [memory.compute for memory in memories])
-        for pool, share in shares.items():
+        for pool, share in shares[component].items():
             size_bytes = round(total.middle_bytes * share)
             if size_bytes and total.low_bytes:
                 off_bytes = total.resolution_bytes
                 if share < 1:  # of a part that was rounded down to a MiB in each memory
-                    off_bytes += max(memory.caches.resolution_bytes for memory in memories)
+                    off_bytes += MIB
                 yield MemoryLine(
                     component=component,
                     size_bytes=size_bytes,
@@ -208,7 +206,7 @@ def _facts(
 ) -> tuple[tuple[str, object], ...]:
     """What llama.cpp resolved, in the names of our own facts."""
     read: dict[str, Any] = {
-        name: int(value) if value.isdigit() and name.startswith("n_") else _SWITCHES.get(value)
+        name: int(value) if _NUMBER.fullmatch(value) else _SWITCHES.get(value)
         for name, value in resolved.items()
     }
     if own is not None:
