@@ -88,7 +88,8 @@ def choose_program(
         return _chosen(verb, target, program, _installation_of(target, program))
     target = engine_named(engine) if engine is not None else _engine_for(reference, verb, session)
     target.program(verb)  # raises UsageError if EdgeKit does not start it
-    names = [entry.name for entry in target.programs if verb in entry.verbs]
+    entries = [entry for entry in target.programs if verb in entry.verbs and not entry.on_request]
+    names = [entry.name for entry in entries]
     programs = [target.program(verb, name) for name in names]
     if not detect().devices:  # no build is better than another: no search
         for program in programs:

@@ -300,6 +300,7 @@ class Placement:
     because: str  # where the model is placed, for reports
     cards: tuple[Device, ...] = ()  # the devices it computes on, in the engine's order
     may_resplit: bool = False  # layers may be split differently among several cards
+    may_fill: bool = False  # memory that the load leaves free may hold more weights
     whole: bool = False  # everything that a device can hold is on a device
     all_layers: bool = False  # every layer is on a device, except perhaps experts
     by_number: bool = False  # the card is selected by its index among all cards of the machine
@@ -477,6 +478,12 @@ class Usage:
         else:
             is_safe = self.budget.is_share or required * 100 <= usable * COMFORTABLE_PERCENT
         return Status.PASSED if is_safe else Status.WARNING
+
+    @property
+    def comfortable_bytes(self) -> int:
+        """The largest bill of EXACT lines that has memory to spare."""
+        usable = self.budget.available_bytes
+        return min(usable * COMFORTABLE_PERCENT // 100, int(usable * (self.max_use or 1.0)))
 
     @property
     def fullness(self) -> float:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import re
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from edgekit.engines.chat import Fitted, GenerationResult, Message, Prompt, Sampling
+from edgekit.engines.chat import Fitted, GenerationResult, Image, Message, Prompt, Sampling
 from edgekit.errors import ContextTooLargeError, EngineError
 
 LINE_BYTES = 4 * 2**20  # one event: a token and its figures
@@ -51,7 +52,8 @@ class OpenAiClient:
     ) -> None:
         """`program`: as messages name it. `model`: the name that the server knows the model by.
 
-        `too_long`: how the server's message begins for a prompt that is longer than the window, if no type says it.
+        `too_long`: what the server's message says of a prompt that is longer than the window, if no type says it
+        (a regular expression).
 
         `sampling_names`: field of Sampling -> its name in a request, for all fields that the server takes.
         """
@@ -182,7 +184,7 @@ class OpenAiClient:
         )
         message = str(error.get("message"))[:400]
         kinds = {str(error.get("type")), str(error.get("code"))}
-        if kinds & _CONTEXT_EXCEEDED or (self._too_long and message.startswith(self._too_long)):
+        if kinds & _CONTEXT_EXCEEDED or (self._too_long and re.search(self._too_long, message)):
             return ContextTooLargeError(f"{self._program}: {message}")
         code = "" if status is None else f" (HTTP {status})"
         return EngineError(f"{self._program} refused the request{code}: {message}")
@@ -217,13 +219,24 @@ class _ToolCalls:
 
 def message_json(message: Message) -> dict[str, Any]:
     """A message as OpenAI's API takes it, its images as data URLs."""
+    if message.tool_calls:
+        calls = [
+            # Mistral's templates accept only ids of nine letters and digits.
+            {"id": f"call{index:05d}", "type": "function", "function": dict(call)}
+            for index, call in enumerate(message.tool_calls)
+        ]
+        return {"role": message.role, "content": message.content, "tool_calls": calls}
     if not message.images:
         return {"role": message.role, "content": message.content}
     parts: list[dict[str, Any]] = [{"type": "text", "text": message.content}]
     for image in message.images:
-        url = f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
+        url = f"data:{image.media_type};base64,{encoded_image(image)}"
         parts.append({"type": "image_url", "image_url": {"url": url}})
     return {"role": message.role, "content": parts}
+
+
+def encoded_image(image: Image) -> str:
+    return base64.b64encode(image.data).decode()
 
 
 def numbers_in(values: Mapping[str, Any]) -> dict[str, float]:

@@ -23,6 +23,7 @@ class LocalWeights:
     """Files on this machine: the model and its companions."""
 
     model: Path
+    name: str = ""  # of a model that the program downloads itself; `model` is then empty
     drafter: Path | None = None
     adapters: tuple[Path, ...] = ()
     projector: Path | None = None
@@ -226,6 +227,9 @@ class EngineProgram(Protocol):
 
     def on_machine(self, machine: Machine, installation: Installation, /) -> Machine:
         """The machine, with only what this installation can use of it."""
+
+    def own_name(self, reference: str, files: ModelFiles | None, /) -> str:
+        """The name by which the program itself downloads a model of a hub; "": it needs the files."""
 
     def flags_for(self, options: RunOptions, installation: Installation, /) -> dict[str, Any]:
         """The engine's flags that follow from these options and from the installation."""

@@ -100,12 +100,16 @@ class Offload(NamedTuple):
     everything: bool = False  # no layer is on a device
 
 
+MOST_IMAGE_TOKENS = 4096  # where nothing is known; most models scale a larger image down
+
+
 class ProgramEntry(NamedTuple):
     """A program that EdgeKit starts for an engine."""
 
     name: str  # as --with takes it: "llama-server"
     place: str  # where its EngineProgram is: "module:ATTRIBUTE"
     verbs: tuple[str, ...]  # the commands that can use it: run, serve, verify, calibrate
+    on_request: bool = False  # only used if --with names it
 
 
 class Companions(NamedTuple):
@@ -271,6 +275,11 @@ class Engine:
         return None
 
     @rule("companions")
+    def image_tokens(self, _projector: ModelHeader | None, /) -> int:
+        """The most tokens of the context that one image takes. `_projector`: if one is loaded."""
+        return MOST_IMAGE_TOKENS
+
+    @rule("companions")
     def projector_lines(
         self, _header: ModelHeader, _load: Load, _setup: Setup, /
     ) -> tuple[MemoryLine, ...]:
@@ -299,6 +308,8 @@ class Engine:
     # --- programs
 
     run_flags: Mapping[str, Any] = MappingProxyType({})  # of files that are run as they are
+    image_types: frozenset[str] = frozenset()  # of images in prompts: "image/png"; empty: text only
+    calls_tools: bool = False  # takes tools with a prompt, and answers with calls of them
     verified_flags: tuple[Flag, ...] = ()  # flags that `verify` takes
     programs: tuple[ProgramEntry, ...] = ()  # that EdgeKit starts, in order of preference
 
@@ -437,6 +448,11 @@ class Engine:
     ) -> Iterator[Placement]:
         """Placements with one layer moved off the fullest card."""
         yield from ()
+
+    @rule("rules")
+    def fill(self, _model: Model, placement: Placement, _spare_bytes: int, /) -> Placement:
+        """The placement with as many more weights in memory as fit into the spare bytes. Only called if `may_fill`."""
+        return placement
 
     @rule("placements")
     def pinned(self, _model: Model, placement: Placement, /) -> Placement:

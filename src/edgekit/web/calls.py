@@ -41,11 +41,11 @@ from edgekit.report.plot import curves_json
 from edgekit.report.search import search_json
 from edgekit.report.tables import answers_json
 from edgekit.request import Request, Session
+from edgekit.server.clients import ClientTurns
 from edgekit.web import requests
 from edgekit.web.cards import Cards, checked_entries
 from edgekit.web.failures import about
 from edgekit.web.jobs import Jobs
-from edgekit.web.limits import ClientTurns
 from edgekit.web.models import CachedModel, OpenedModels
 from edgekit.web.references import (
     allowed_reference,

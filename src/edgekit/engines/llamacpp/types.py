@@ -326,6 +326,11 @@ class LlamaCppSetup(Setup):
     overhead: Overhead | None = None  # applies only to the machine it was measured on
 
     @property
+    def uses_nvidia(self) -> bool:
+        """Whether layers are on NVIDIA GPUs."""
+        return self.backend is Backend.CUDA and self.n_gpu_layers > 0
+
+    @property
     def has_device(self) -> bool:
         return self.backend is not Backend.CPU
 

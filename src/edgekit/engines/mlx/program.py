@@ -95,6 +95,9 @@ class MlxProgram:
         )
         return replace(machine, devices=(cpu,))
 
+    def own_name(self, _reference: str, _files: object) -> str:
+        return ""
+
     def flags_for(self, options: RunOptions, _installation: Installation) -> dict[str, Any]:
         if options.rolling:
             raise UsageError("mlx_lm.server cannot roll its context: leave out --rolling")

@@ -79,6 +79,9 @@ class VllmProgram:
     def on_machine(self, machine: Machine, _installation: Installation) -> Machine:
         return machine
 
+    def own_name(self, _reference: str, _files: object) -> str:
+        return ""
+
     def flags_for(self, options: RunOptions, _installation: Installation) -> dict[str, Any]:
         if options.rolling:
             raise UsageError("vLLM cannot roll its context: leave out --rolling")

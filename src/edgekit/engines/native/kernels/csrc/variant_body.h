@@ -7,6 +7,8 @@
 
 #include "vectors.h"
 
+#include "coded.h"
+
 #include "blocks.h"
 #include "superblocks.h"
 
