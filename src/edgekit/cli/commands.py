@@ -8,6 +8,7 @@ from collections.abc import Callable
 from edgekit.cli.flags import (
     ACCEPTANCE,
     ANY_MODEL,
+    ASK_ENGINE,
     CHOSEN_CONTEXT,
     DEFAULT_NEW_TOKENS,
     DEVICE_FORMS,
@@ -84,6 +85,7 @@ def add_check(commands: Commands) -> None:
             "--quiet": "print the headline only",
             "--why": "add the memory breakdown, the reasons and how each figure is known",
             **PROGRAM,
+            **ASK_ENGINE,
             "--exact": "read the whole header of a remote model, even if its start is enough to answer "
             "(--json always does)",
             "--strict": "exit with code 1 if the model only just fits (tight)",
@@ -168,6 +170,7 @@ def add_plan(commands: Commands) -> None:
             **JSON,
             "--why": "add every decision, what was tried, and how each figure is known",
             **PROGRAM,
+            **ASK_ENGINE,
             "--plot FILE": "draw memory versus context as .svg or .png (needs 'edgekit-models[plot]')",
             **PLAN,
             **PROMPT,
@@ -529,6 +532,7 @@ def add_estimate(commands: Commands) -> None:
             **JSON,
             "--explain": "show the arithmetic of every line",
             "--per-layer": "show what each layer takes",
+            **ASK_ENGINE,
             "--batch FILE": "answer every row of a JSONL file (- is standard input): model, engine, quant, options",
             "--assume": "read no file: apply a rule of thumb to the name alone (Llama-3.1-70B:Q4_K_M)",
             **USERS,

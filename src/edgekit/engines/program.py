@@ -339,12 +339,23 @@ class ReportedSpeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedMemory:
+    """The part of the engine's report that is about one memory."""
+
+    device: int | None  # counted as the engine does; None: RAM
+    weights: MeasuredBytes
+    caches: MeasuredBytes
+    compute: MeasuredBytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
     """The memory that the real engine reports."""
 
     through: str  # the program that reported it: "xllamacpp", "llama-fit-params"
     version: str
     parts: Mapping[Component, MeasuredBytes] = field(repr=False)
+    memories: tuple[ReportedMemory, ...] = field(default=(), repr=False)
     resolved: Mapping[str, str] = field(default_factory=dict)  # its n_ctx, n_seq_max ...
     devices: tuple[str, ...] = ()  # the GPUs that it would use
     seconds: float = 0.0

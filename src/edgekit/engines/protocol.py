@@ -286,6 +286,25 @@ class Engine:
         """The bill of a projector: its weights, and the buffers for one image."""
         return ()
 
+    @rule("asked")
+    def ask(
+        self,
+        _model: Model,
+        _files: ModelFiles | None,
+        _load: Load,
+        _setup: Setup,
+        _own: MemoryEstimate | None,
+        /,
+    ) -> MemoryEstimate:
+        """The bill by a dry run of the engine on this machine, with the parts that it does not report from `own`, which
+        is the bill by its rules; None: they do not know the model. Without `files`, only the geometry is known.
+
+        Raises EngineError if it is not installed or cannot answer, UsageError if it cannot be asked at all.
+        """
+        raise UsageError(
+            f"--ask-engine: {self.name} reports its memory only after it has loaded a model; llama.cpp can be asked"
+        )
+
     # --- programs
 
     run_flags: Mapping[str, Any] = MappingProxyType({})  # of files that are run as they are

@@ -57,11 +57,11 @@ def mismatch(engine: Engine, name: str) -> str:
 
 
 MODULES = {
-    "choices", "commands", "companions", "estimate", "installed", "placements", "setups", "speed",
+    "asked", "choices", "commands", "companions", "estimate", "installed", "placements", "setups", "speed",
 }  # fmt: skip
 
 
-def test_rules_belong_to_eight_modules() -> None:
+def test_rules_belong_to_nine_modules() -> None:
     assert len(RULES) > 40
     assert {rule.module for rule in RULES.values()} == MODULES
 

@@ -20,8 +20,10 @@ from edgekit.engines import lm_studio, ollama
 from edgekit.engines.discovery import FoundProgram, ask_program, find_programs, in_parallel
 from edgekit.engines.llamacpp.run.binding import (
     FIT_TOOL_NAME,
+    SERVER_NAME,
     XLLAMACPP_NAME,
     child_environment,
+    find_fit_tools,
     has_xllamacpp,
     start_child,
     xllamacpp_version,
@@ -38,8 +40,6 @@ from edgekit.engines.protocol import ANSWER_S
 from edgekit.errors import EngineError, UsageError, one_line
 from edgekit.machine.surroundings import Surroundings
 from edgekit.machine.types import System
-
-SERVER_NAME = "llama-server"
 
 
 class _Backend(NamedTuple):
@@ -111,16 +111,6 @@ def _package_folders(here: Surroundings) -> Iterator[tuple[str, Path]]:
         yield from (
             ("Scoop", folder) for folder in (Path(scoop) / "apps").glob("llama.cpp*/current")
         )
-
-
-def find_fit_tools(here: Surroundings, servers: Iterable[FoundProgram]) -> tuple[FoundProgram, ...]:
-    """llama-fit-params on the PATH, or next to a llama-server."""
-    beside = [
-        (server.origin, folder)
-        for server in servers
-        for folder in dict.fromkeys((server.path.parent, server.path.resolve().parent))
-    ]
-    return find_programs(FIT_TOOL_NAME, here, beside)
 
 
 def _server(found: FoundProgram, timeout_s: float) -> Iterator[Installation]:
