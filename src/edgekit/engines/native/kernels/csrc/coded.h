@@ -6,10 +6,6 @@ struct coded {
     float scales[16], offsets[16];
 };
 
-#if LANES > 1
-typedef int32_t words __attribute__((vector_size(LANES * 4)));
-#endif
-
 /* LANES codes as floats. */
 #if defined(CODES)
 ALWAYS vec codes(const uint8_t *from) { return CODES(from); }
