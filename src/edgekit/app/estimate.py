@@ -340,7 +340,7 @@ def projector_to_load(
 
     def read() -> ModelHeader | None:
         with suppress(EdgekitError):
-            header = _projector(NEXT_TO_MODEL, opened, rules, reach)
+            header = projector_header(NEXT_TO_MODEL, opened, rules, reach)
             rules.projector_lines(header, *rules.setup({}))  # raises if it is not a projector
             return header
         return None
@@ -371,7 +371,7 @@ def price_loads(opened: OpenModel, engine: str, values: Values, reach: Reach) ->
     references, drafter = companions_in(rules.flags, values), _named_drafter(rules, values, reach)
     projector = references.get("projector")
     companions = Companions(
-        projector=None if projector is None else _projector(projector, opened, rules, reach),
+        projector=None if projector is None else projector_header(projector, opened, rules, reach),
         adapters=tuple(
             read_header(locate(adapter, reach=reach)) for adapter in references.get("adapters", ())
         ),
@@ -387,7 +387,7 @@ NO_PROJECTOR_SIZE = (
 )
 
 
-def _projector(name: str, opened: OpenModel, rules: Engine, reach: Reach) -> ModelHeader:
+def projector_header(name: str, opened: OpenModel, rules: Engine, reach: Reach) -> ModelHeader:
     """The header of the named projector, or with "auto" of the first one in the model's folder; of a model of the
     index, the one that its config implies.
     """

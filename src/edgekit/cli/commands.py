@@ -576,7 +576,8 @@ def add_start_flags(parser: argparse.ArgumentParser, verb: str) -> None:
     engines = tuple(engine.name for engine in startable(verb))
     context = "context in tokens: 8192, 32k, 0 for the native context (default: what the job needs)"
     without = machine_keys() | _SET_BY_US
-    add_engine_flags(parser, engines, context_help=context, without=without)
+    own = frozenset({"-q"})  # --quiet
+    add_engine_flags(parser, engines, context_help=context, without=without, own=own)
 
 
 _RUN_DESCRIPTION = """\
@@ -589,11 +590,16 @@ examples:
   edgekit run model.gguf -p "Why is the sky blue?" --max-tokens 200
   edgekit run unsloth/gemma-3-4b-it-GGUF --quant Q4_K_M
   git diff | edgekit run model.gguf --system "Review this change."
+  edgekit run gemma-3-4b --image photo.jpg -p "What is this?"
+  edgekit run model.gguf -p "Is it raining in Rome?" --tools tools.json --json
+  edgekit run model.gguf --save rome -p "Plan three days in Rome."
+  edgekit run --resume rome -p "Make it two days."
 
 engines: llama.cpp (pip install 'edgekit-models[llama]'), or stream, the built-in one (pip install
 'edgekit-models[embed]'), which reads weights from disk as it needs them: slow for large models, but in much less
 memory than their size (llama, qwen2, qwen3, gemma3)
-in a chat: /reset clears the history, /exit or Ctrl-D ends it, Ctrl-C stops an answer
+in a chat: /image FILE adds an image to the next message, /save NAME saves the conversation, /reset clears the history,
+/exit or Ctrl-D ends it, Ctrl-C stops an answer
 
 exit codes: 0 done, 2 wrong usage, engine not installed, or refused by it, 3 does not fit or stopped before memory ran
 out, 4 not found or no access, 5 unreadable, or the engine died (with its last output), 130 interrupted
@@ -605,11 +611,11 @@ def add_run(commands: Commands) -> None:
         commands,
         "run",
         run="launch:run_model",
-        usage="edgekit run MODEL [--quant NAME] [-p PROMPT | -f FILE] [-n N] [-c N] [--engine NAME] [options]",
+        usage="edgekit run MODEL [--quant NAME] [-p PROMPT | -f FILE] [--image FILE] [-n N] [-c N] [options]",
         description=_RUN_DESCRIPTION,
         epilog=MODEL_FORMS + _RUN_EXAMPLES + "\n" + ENVIRONMENT,
         options={
-            "MODEL": "GGUF file, hub id or name",
+            "[MODEL]": "GGUF file, hub id or name; with --resume by default the conversation's",
             "--json": "print the answer and its figures as JSON (docs/run.md)",
             "-q, --quiet": "print the answer alone",
             "the prompt": {
@@ -618,15 +624,25 @@ def add_run(commands: Commands) -> None:
                     "-f, --file FILE": "read the prompt from a file; - is standard input",
                 },
                 "--system TEXT": "system prompt",
+                "--image FILE...": "PNG, JPEG, GIF or WebP image for a vision model, whose projector (mmproj) is then "
+                "loaded; repeat it for several",
+                "--tools JSON": "functions that the model may call, as in OpenAI's API: a file, or the array itself; "
+                "calls are printed, not made",
                 "--raw": "continue the text as it is, without the model's chat template",
                 "-n, --max-tokens, --n-predict N": f"most new tokens (default {DEFAULT_NEW_TOKENS}; in a chat, until "
                 "the model ends)",
+            },
+            "a conversation": {
+                "--save NAME": "save the conversation under a new name",
+                "--resume NAME": "continue a saved conversation (edgekit conversations lists them); with --save, a "
+                "copy of it",
             },
         },
     )
     group = parser.add_argument_group("sampling")
     for field, (names, metavar, _, text) in SAMPLING_FLAGS.items():
         group.add_argument(*names, dest=field, metavar=metavar, help=text)
+    add_options(group, {"--stop TEXT...": "end the answer before this text; repeat it for several"})
     add_options(
         parser,
         {
@@ -656,6 +672,43 @@ SAMPLING_FLAGS: dict[str, tuple[tuple[str, ...], str, Callable[[str], float], st
     "repeat_last": (("--repeat-last-n",), "N", Whole(), "tokens to look back for repetitions (default 64)"),
     "seed": (("-s", "--seed"), "N", Whole(most=2**32 - 2), "random seed; the same seed gives the same answer"),
 }  # fmt: skip
+
+
+_CONVERSATIONS_EXAMPLES = """
+examples:
+  edgekit run model.gguf --save rome -p "Plan three days in Rome."
+  edgekit conversations list
+  edgekit conversations show rome
+  edgekit conversations delete rome
+
+They are in conversations.db in EdgeKit's data folder (EDGEKIT_DATA), which only you can read.
+
+exit codes: 0 done, 2 wrong usage, 4 not found or not readable, 5 the file is damaged
+"""
+
+
+def add_conversations(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "conversations",
+        description="The conversations that edgekit run --save has saved. edgekit run --resume NAME continues one.",
+        epilog=_CONVERSATIONS_EXAMPLES,
+        options={},
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    for name, summary, options in (
+        ("list", "list the conversations, the last used first", {}),
+        ("show", "print a conversation", {"NAME": "name of the conversation"}),
+        ("delete", "delete conversations", {"NAME...": "names of the conversations"}),
+    ):
+        action = actions.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            allow_abbrev=False,
+        )
+        add_options(action, {"--json": "print JSON (docs/run.md)", **options})
+        action.set_defaults(run=f"conversations:run_{name}")
 
 
 _SERVE_DESCRIPTION = """\

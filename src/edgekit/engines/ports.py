@@ -39,6 +39,15 @@ def check_port(host: str, port: int) -> None:
     raise UsageError(f"cannot listen on port {port} of {host}: {why}; {advice}")
 
 
+def free_port(host: str) -> int:
+    """A port that is free now, for a program that cannot report which one it chose."""
+    family, address = _addresses(host, 0)[0]
+    with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
+        probe.bind(address)
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def is_loopback(host: str) -> bool:
     """True if only this machine can reach a server that listens on `host`. UsageError if it is not an address."""
     return all(

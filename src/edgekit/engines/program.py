@@ -23,6 +23,7 @@ class LocalWeights:
     """Files on this machine: the model and its companions."""
 
     model: Path
+    name: str = ""  # of a model that the program downloads itself; `model` is then empty
     drafter: Path | None = None
     adapters: tuple[Path, ...] = ()
     projector: Path | None = None
@@ -35,10 +36,10 @@ class Installation:
     program: str  # as --with names it: "llama-server", "mlx"
     origin: str  # "PATH", "Homebrew", "LM Studio", "Python package", "running server"
     path: str  # the executable, the folder of the Python package, or the address of the server
-    version: str = ""  # "0.5.0-dev", "0.32.2"; "": unknown
-    build: str = ""  # "b9294 (0c1e570)"; "": it has none
+    version: str = ""  # "0.6.0-dev", "b9294", "0.32.2"; "": unknown
+    build: str = ""  # "b11549", "0c1e570", "PyTorch 2.9.0+cu128"; "": unknown, or it has none
     backends: tuple[str, ...] = ()  # what it computes with: "CUDA", "Vulkan", "Metal", "CPU"
-    devices: tuple[str, ...] = ()  # the GPUs that it lists on this machine
+    devices: tuple[str, ...] = ()  # the GPUs that it lists: "CUDA0: NVIDIA GeForce RTX 4090"
     rules_version: str = ""  # the version whose rules bill it; "": the engine has only one
     problem: str = ""  # why EdgeKit cannot start it; "": it can
 
@@ -201,16 +202,34 @@ class EngineRun:
 class EngineProgram(Protocol):
     """Starts one engine, by one of the programs that run it."""
 
-    name: str  # as --with takes it
-    loads_shards: bool  # models in several files
-    has_budget: bool  # can limit its process to a number of bytes
-    install: str  # what to do if it is not on this machine: "pip install ..."
+    @property
+    def name(self) -> str:
+        """As --with takes it."""
+        ...
+
+    @property
+    def loads_shards(self) -> bool:
+        """Whether it loads models in several files."""
+        ...
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether it can limit its process to a number of bytes."""
+        ...
+
+    @property
+    def install(self) -> str:
+        """What to do if it is not on this machine: "pip install ..."."""
+        ...
 
     def find(self) -> Installation | None:
         """An installation that is found without starting anything; None: unknown, or there is none."""
 
     def on_machine(self, machine: Machine, installation: Installation, /) -> Machine:
         """The machine, with only what this installation can use of it."""
+
+    def own_name(self, reference: str, files: ModelFiles | None, /) -> str:
+        """The name by which the program itself downloads a model of a hub; "": it needs the files."""
 
     def flags_for(self, options: RunOptions, installation: Installation, /) -> dict[str, Any]:
         """The engine's flags that follow from these options and from the installation."""

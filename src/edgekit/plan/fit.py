@@ -614,7 +614,10 @@ class Ladder:
 
         def excess(rung: Fitting) -> tuple[float, int]:
             priced = rung.price(tokens)
-            return priced.fullness, priced.tightest.required_bytes  # infinitely full if nothing is usable
+            return (
+                priced.fullness,
+                priced.tightest.required_bytes,
+            )  # infinitely full if nothing is usable
 
         tried = [rung for rung in self._rungs.values() if _starts(rung, tokens)]
         return min(tried, key=excess, default=self.top)

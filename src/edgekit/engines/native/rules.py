@@ -233,9 +233,7 @@ def _place(model: Model, keep_bytes: int | None) -> str:
         return "all weights in memory"
     if not keep_bytes:
         return "weights read from the file for every token"
-    return (
-        f"up to {format_bytes(keep_bytes)} of weights in memory, the rest read for every token"
-    )
+    return f"up to {format_bytes(keep_bytes)} of weights in memory, the rest read for every token"
 
 
 # --- cache types and speed

@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.bill.types import Component, Load
+from edgekit.engines.discovery import ask_program
 from edgekit.engines.flags import fields_of, flag_words, given_values
 from edgekit.engines.llamacpp.flags import TABLE
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
@@ -218,17 +218,12 @@ def has_fit_tool() -> bool:
 
 def fit_tool_version() -> str:
     """The tool's version from its --version: 'version: 0.5.0-dev (build 1, commit 0c1e570)'."""
-    try:
-        completed = subprocess.run(  # noqa: S603 - a tool of the user's own PATH
-            [shutil.which(FIT_TOOL_NAME) or FIT_TOOL_NAME, "--version"],
-            capture_output=True,
-            timeout=_VERSION_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
+    program = shutil.which(FIT_TOOL_NAME)
+    if program is None:
         return "of unknown version"
-    match = re.search(rb"version: ([^\n]{1,80})", completed.stdout + completed.stderr)
-    return match[1].decode(errors="replace").strip() if match else "of unknown version"
+    output = ask_program([program, "--version"], timeout_s=_VERSION_TIMEOUT_S)
+    match = re.search(r"version: ([^\n]{1,80})", output.text)
+    return match[1].strip() if match else "of unknown version"
 
 
 def fit_tool_request(question: LoadQuestion) -> dict[str, Any]:
