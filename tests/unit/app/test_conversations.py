@@ -167,7 +167,7 @@ def test_damaged_file_is_an_error_and_stays_as_it_is(file: Path) -> None:
     file.write_bytes(b"not a database, but as long as the header of one: " * 40)
     before = file.read_bytes()
     for action in (conversations, lambda: append("a", (QUESTION,), after=0, model="a")):
-        with pytest.raises(HeaderError, match="is damaged .*: move the file away"):
+        with pytest.raises(HeaderError, match=r"is damaged .*: move the file away"):
             action()
     assert file.read_bytes() == before
 

@@ -266,7 +266,7 @@ def test_list_show_and_delete(run_cli: RunCli, capsys: pytest.CaptureFixture[str
     assert main(["conversations", "show", "talk", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["messages"][0]["content"] == "Hello\x1b[31m"
     assert main(["conversations", "delete", "talk", "none"]) == 4
-    assert load("talk")
+    assert load("talk").messages
     assert main(["conversations", "delete", "talk"]) == 0
     assert main(["conversations", "show", "talk"]) == 4
 
