@@ -592,9 +592,8 @@ Without a prompt it starts a chat.
 _RUN_EXAMPLES = """
 examples:
   edgekit run model.gguf -p "Why is the sky blue?" --max-tokens 200
-  edgekit run unsloth/gemma-3-4b-it-GGUF --quant Q4_K_M
   git diff | edgekit run model.gguf --system "Review this change."
-  edgekit run gemma-3-4b --image photo.jpg -p "What is this?"
+  edgekit run unsloth/gemma-3-4b-it-GGUF --quant Q4_K_M --image photo.jpg -p "What is this?"
   edgekit run model.gguf -p "Is it raining in Rome?" --tools tools.json --json
   edgekit run model.gguf --save rome -p "Plan three days in Rome."
   edgekit run --resume rome -p "Make it two days."
