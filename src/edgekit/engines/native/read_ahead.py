@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from edgekit.engines.native.file import WeightFile
     from edgekit.formats.types import Tensor
 
-AHEAD_BYTES = 16 * MIB  # how far the disk is ahead: 16 ms at 1 GB/s, longer than the work between two matrices
+AHEAD_BYTES = (
+    16 * MIB
+)  # how far the disk is ahead: 16 ms at 1 GB/s, longer than the work between two matrices
 # Linux reads at most max_sectors_kb (usually 1,280) of one request ahead, and ignores the rest.
 PIECE_BYTES = MIB
 
@@ -75,7 +77,9 @@ def reading_order(plan: PassPlan) -> Iterator[Piece]:
     for layer in model.layers:
         for names in _ORDER:
             together = (layer.get(f"{name}.weight") for name in names)
-            parts = [_pieces(tensor) for tensor in together if tensor and tensor.name not in plan.kept]
+            parts = [
+                _pieces(tensor) for tensor in together if tensor and tensor.name not in plan.kept
+            ]
             yield from (piece for piece in chain(*zip_longest(*parts)) if piece)
     if model.use is ModelUse.GENERATE:
         head = model.outside.get("output.weight") or model.outside["token_embd.weight"]
