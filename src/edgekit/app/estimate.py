@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from edgekit.app.asked import asked_estimate
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.bill.types import (
     OWN_LAYERS,
@@ -92,7 +93,10 @@ def estimate_named(resolved: ResolvedModel, request: Request, session: Session) 
     header = None if session.text_only else projector_to_load(opened, rules, values, session.reach)
     if header is not None:
         price = with_lines(price, partial(rules.projector_lines, header))
-    bill = bill_of(opened, rules, values, load=load, setup=setup, estimate=price(load, setup))
+    asked = asked_estimate(opened, rules, price, load, setup, request=request, session=session)
+    bill = bill_of(
+        opened, rules, values, load=load, setup=setup, estimate=asked or price(load, setup)
+    )
     return replace(bill, notes=(*resolved.notes, *bill.notes), from_index=bool(resolved.from_index))
 
 
@@ -340,7 +344,7 @@ def projector_to_load(
 
     def read() -> ModelHeader | None:
         with suppress(EdgekitError):
-            header = _projector(NEXT_TO_MODEL, opened, rules, reach)
+            header = projector_header(NEXT_TO_MODEL, opened, rules, reach)
             rules.projector_lines(header, *rules.setup({}))  # raises if it is not a projector
             return header
         return None
@@ -371,7 +375,7 @@ def price_loads(opened: OpenModel, engine: str, values: Values, reach: Reach) ->
     references, drafter = companions_in(rules.flags, values), _named_drafter(rules, values, reach)
     projector = references.get("projector")
     companions = Companions(
-        projector=None if projector is None else _projector(projector, opened, rules, reach),
+        projector=None if projector is None else projector_header(projector, opened, rules, reach),
         adapters=tuple(
             read_header(locate(adapter, reach=reach)) for adapter in references.get("adapters", ())
         ),
@@ -387,7 +391,7 @@ NO_PROJECTOR_SIZE = (
 )
 
 
-def _projector(name: str, opened: OpenModel, rules: Engine, reach: Reach) -> ModelHeader:
+def projector_header(name: str, opened: OpenModel, rules: Engine, reach: Reach) -> ModelHeader:
     """The header of the named projector, or with "auto" of the first one in the model's folder; of a model of the
     index, the one that its config implies.
     """

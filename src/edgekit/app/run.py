@@ -5,15 +5,16 @@ Events are passed to `Session.notify`: the NamedTuples below.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from edgekit.app.attachments import image_name
 from edgekit.app.calibrate import remember_rows
 from edgekit.app.check import Check, check_named, check_opened
-from edgekit.app.estimate import NEXT_TO_MODEL, NO_PROJECTOR, NO_PROJECTOR_SIZE
+from edgekit.app.estimate import NEXT_TO_MODEL, projector_header
 from edgekit.app.open import DEFAULT_MIX, ResolvedModel, open_named
 from edgekit.bill.spill import Purpose
 from edgekit.bill.types import Job, Start
@@ -32,19 +33,21 @@ from edgekit.machine.probes import detect
 from edgekit.machine.types import MemoryLimit
 from edgekit.model import open_model
 from edgekit.request import Request, Session
-from edgekit.sources.download import find_weights, local_files
+from edgekit.sources.download import LocalGguf, find_weights, local_files
 from edgekit.sources.local import is_here
 from edgekit.sources.types import Container, Origin, Reach
 
 if TYPE_CHECKING:
     from edgekit.app.programs import ChosenProgram
-    from edgekit.engines.chat import Prompt
+    from edgekit.engines.chat import Image, Prompt
     from edgekit.engines.program import RunningEngine, Starter
     from edgekit.index.types import Entry
     from edgekit.model import OpenModel
 
 
 COUNTED_BYTES = 2048  # a longer prompt is tokenized, which takes a second
+MESSAGE_TOKENS = 16  # of a chat template around a message; in those known up to 9
+TOOLS_TOKENS = 1024  # of a chat template around the tools; in those known up to 600
 _EMBEDS = (
     "{0} is an embedding model and cannot chat: use edgekit embed {0} TEXT, or edgekit serve {0}"
 )
@@ -135,6 +138,10 @@ def judge(
 ) -> Judged:
     """The verdict for the memory that is free now. A model that does not fit is not an error here."""
     session = replace(session, text_only=True)
+    engine = chosen.engine
+    request = request.with_flags(
+        engine.name, {**engine.run_flags, **request.flags.get(engine.name, {})}
+    )
     here = _on_this_machine(request, job, chosen)
     check = check_opened(opened, chosen.engine.name, here, session)
     return Judged(request=request, chosen=chosen, opened=opened, check=check, session=session)
@@ -166,14 +173,70 @@ def fetch(
     The request has one engine. Raises DoesNotFitError, and UsageError for a model without weights to run.
     """
     published, opened = _open(reference, request, chosen, session)
+    if _loads_projector_next_to_model(request, chosen):
+        files, known = opened.files, chosen.engine.known_projector
+        if not (files.projectors if files is not None else known(opened, {})):
+            raise _sees_nothing(reference)
     request = _to_embed(request, chosen, opened)
     judged = judge(request, chosen, opened, job, session)
     judged.refuse_or_warn()
     weights = _find_files(reference, published, judged)
-    if published:
+    if published and not weights.name:
         judged = judge(request, chosen, open_model(weights.model), job, session)
         judged.refuse_or_warn()
     return judged, weights
+
+
+def with_projector(request: Request, chosen: ChosenProgram, images: tuple[Image, ...]) -> Request:
+    """The request for prompts with these images: a projector next to the model is loaded, unless one was named.
+
+    Raises UsageError if the engine does not read such images.
+    """
+    engine = chosen.engine
+    if not engine.image_types:
+        raise UsageError(f"--engine {engine.name} reads text only: leave out --image")
+    for image in images:
+        if image.media_type not in engine.image_types:
+            known = ", ".join(sorted(map(image_name, engine.image_types)))
+            raise UsageError(
+                f"{engine.name} does not read {image_name(image.media_type)} images: convert it to {known}"
+            )
+    key = _projector_key(chosen)
+    if not key or key in request.values(engine.name):
+        return request
+    given = request.flags.get(engine.name, {})
+    return request.with_flags(engine.name, {**given, key: NEXT_TO_MODEL})
+
+
+def check_tools(chosen: ChosenProgram, tools: tuple[Mapping[str, Any], ...]) -> None:
+    """Raises UsageError if there are tools, and EdgeKit cannot give them to this engine."""
+    if tools and not chosen.engine.calls_tools:
+        raise UsageError(f"--engine {chosen.engine.name} calls no tools: leave out --tools")
+
+
+def sees(chosen: ChosenProgram, weights: LocalWeights) -> bool:
+    """Whether prompts for this engine may have images."""
+    has_projector = weights.projector is not None or not _projector_key(chosen)
+    return bool(chosen.engine.image_types) and has_projector
+
+
+def _projector_key(chosen: ChosenProgram) -> str:
+    """The key of the engine's flag for a projector; "": a model of the engine has its projector inside."""
+    flags = chosen.engine.flags
+    return next((flag.key for flag in flags if flag.companion == "projector"), "")
+
+
+def _loads_projector_next_to_model(request: Request, chosen: ChosenProgram) -> bool:
+    companions = companions_in(chosen.engine.flags, request.values(chosen.engine.name))
+    return companions.get("projector") == NEXT_TO_MODEL
+
+
+def _sees_nothing(reference: str) -> UsageError:
+    return UsageError(
+        f"{reference} has no image projector (an mmproj file) next to it: if it is a vision model, name one with"
+        " --mmproj FILE (edgekit download gets it with the model); else choose a model that sees (edgekit search"
+        " --task vision)"
+    )
 
 
 def _to_embed(request: Request, chosen: ChosenProgram, opened: OpenModel) -> Request:
@@ -199,6 +262,8 @@ def _open(
     entry = match.entry
     if ModelPurpose.EMBEDDING in entry.kinds and not chosen.serves:
         raise UsageError(_EMBEDS.format(reference))
+    if ModelPurpose.VISION not in entry.kinds and _loads_projector_next_to_model(request, chosen):
+        raise _sees_nothing(reference)
     if not chosen.engine.loads_gguf:
         if match.note:
             session.notify(EngineMessage(match.note))
@@ -272,8 +337,12 @@ def _require_runnable(resolved: ResolvedModel, chosen: ChosenProgram) -> OpenMod
 
 def _find_files(reference: str, published: tuple[str, ...], judged: Judged) -> LocalWeights:
     """The files of the model, its draft model, adapters and projector. Downloads remote ones."""
-    request, session, files = judged.request, judged.session, judged.opened.files
+    request, session = judged.request, judged.session
     engine = judged.chosen.engine
+    if own := judged.chosen.program.own_name(
+        published[0] if published else reference, judged.opened.files
+    ):
+        return LocalWeights(model=Path(), name=own)
     if not engine.loads_gguf:
         name = published[0] if published else reference
         found = local_files(name, session.reach, session.confirm, to_run=True)
@@ -281,30 +350,36 @@ def _find_files(reference: str, published: tuple[str, ...], judged: Judged) -> L
             return LocalWeights(model=Path(first.name).parent)
     several = judged.chosen.program.loads_shards
 
-    def path_of(reference: str) -> Path:
+    def find(reference: str, *, projector: bool = False) -> LocalGguf:
         return find_weights(
-            reference, reach=session.reach, confirm=session.confirm, several=several
-        ).path
+            reference,
+            reach=session.reach,
+            confirm=session.confirm,
+            several=several,
+            projector=projector,
+        )
 
     companions = companions_in(engine.flags, request.values(engine.name))
     drafter, projector = companions.get("drafter"), companions.get("projector")
+    sees = projector == NEXT_TO_MODEL
     model = (
-        find_published(reference, published, session, several=several)
+        find_published(reference, published, session, several=several, projector=sees)
         if published
-        else path_of(reference)
+        else find(reference, projector=sees)
     )
-    if projector == NEXT_TO_MODEL:
-        if files is None:
-            raise UsageError(NO_PROJECTOR_SIZE)
-        if not files.projectors or files.origin.is_remote:
-            raise UsageError(NO_PROJECTOR)
-        with closing(files.projectors[0].open()) as source:
-            projector = source.name
+    projector_path = model.projector if sees else None
+    if sees and projector_path is None:
+        raise UsageError(
+            f"the image projector of {reference} is not on this machine: edgekit download {reference}, or name one"
+            " with --mmproj FILE"
+        )
+    if projector is not None and not sees:
+        projector_path = find(projector).path
     return LocalWeights(
-        model=model,
-        drafter=None if drafter is None else path_of(drafter),
-        adapters=tuple(path_of(name) for name in companions.get("adapters", ())),
-        projector=None if projector is None else path_of(projector),
+        model=model.path,
+        drafter=None if drafter is None else find(drafter).path,
+        adapters=tuple(find(name).path for name in companions.get("adapters", ())),
+        projector=projector_path,
     )
 
 
@@ -328,7 +403,7 @@ def run(
         starter = judged.chosen.program.open(weights.model, stack, judged.request.budget_bytes)
         tokens = None if prompt is None else starter.tokens_in(prompt)
         # No text has more tokens than bytes, which is a good enough bound for a short prompt.
-        bound = 0 if prompt is None else prompt.size_bytes
+        bound = 0 if prompt is None else prompt.size_bytes + _tokens_beside(judged, prompt)
         judged = judged.judge_again(job(bound if tokens is None else tokens))
         sizes_context = tokens is None and judged.request.context is None
         uncounted = prompt if sizes_context else None
@@ -342,6 +417,7 @@ def run(
                 running = attempt.enter_context(_start_engine(judged, starter, weights, address))
                 is_too_short, prompt_tokens = False, 0
                 if uncounted is not None:
+                    # no tokens: the engine counts a prompt with images or tools only while it answers
                     prompt_tokens = len(running.generator.tokens(uncounted) or ())
                     window, native = (
                         running.generator.window_tokens,
@@ -381,9 +457,25 @@ def _count_tokens(judged: Judged, path: Path, prompt: Prompt) -> int | None:
         from edgekit.runtime import open_text
 
         with open_text(path) as engine:
-            texts = (prompt.text, *(message.content for message in prompt.messages))
-            return sum(len(engine.tokenizer.encode_plain(text)) for text in texts if text)
+            texts = (engine.tokenizer.encode_plain(text) for text in prompt.texts if text)
+            return sum(map(len, texts)) + _tokens_beside(judged, prompt)
     return None
+
+
+def _tokens_beside(judged: Judged, prompt: Prompt) -> int:
+    """The most tokens of a prompt that are in none of its texts: images, and the chat template around tools.
+
+    0 for a prompt of text, which the engine counts itself.
+    """
+    if prompt.is_text:
+        return 0
+    tokens = MESSAGE_TOKENS * len(prompt.messages) + (TOOLS_TOKENS if prompt.tools else 0)
+    if prompt.images:
+        rules, opened, reach = judged.chosen.engine, judged.opened, judged.session.reach
+        name = companions_in(rules.flags, judged.request.values(rules.name)).get("projector")
+        projector = None if name is None else projector_header(name, opened, rules, reach)
+        tokens += len(prompt.images) * rules.image_tokens(projector)
+    return tokens
 
 
 @contextmanager
@@ -492,19 +584,30 @@ def published_files(
 
 
 def find_published(
-    name: str, references: tuple[str, ...], session: Session, *, several: bool
-) -> Path:
+    name: str,
+    references: tuple[str, ...],
+    session: Session,
+    *,
+    several: bool,
+    projector: bool = False,
+) -> LocalGguf:
     """The file from the first repository that has it: on this machine if possible, else downloaded."""
     reach, offline = session.reach, replace(session.reach, network=False)
     for reference in references:
         with suppress(SourceError):
-            return find_weights(reference, reach=offline, several=several).path
+            found = find_weights(reference, reach=offline, several=several)
+            if found.projector is not None or not projector:
+                return found
     last_error: SourceError | None = None
     for reference in references:
         try:
             return find_weights(
-                reference, reach=reach, confirm=session.confirm, several=several
-            ).path
+                reference,
+                reach=reach,
+                confirm=session.confirm,
+                several=several,
+                projector=projector,
+            )
         except (NotFoundError, RemoteNotFoundError) as error:
             last_error = error
             if not reach.network:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from edgekit.cli.flags import (
     ACCEPTANCE,
     ANY_MODEL,
+    ASK_ENGINE,
     CHOSEN_CONTEXT,
     DEFAULT_NEW_TOKENS,
     DEVICE_FORMS,
@@ -84,6 +85,7 @@ def add_check(commands: Commands) -> None:
             "--quiet": "print the headline only",
             "--why": "add the memory breakdown, the reasons and how each figure is known",
             **PROGRAM,
+            **ASK_ENGINE,
             "--exact": "read the whole header of a remote model, even if its start is enough to answer "
             "(--json always does)",
             "--strict": "exit with code 1 if the model only just fits (tight)",
@@ -168,6 +170,7 @@ def add_plan(commands: Commands) -> None:
             **JSON,
             "--why": "add every decision, what was tried, and how each figure is known",
             **PROGRAM,
+            **ASK_ENGINE,
             "--plot FILE": "draw memory versus context as .svg or .png (needs 'edgekit-models[plot]')",
             **PLAN,
             **PROMPT,
@@ -529,6 +532,7 @@ def add_estimate(commands: Commands) -> None:
             **JSON,
             "--explain": "show the arithmetic of every line",
             "--per-layer": "show what each layer takes",
+            **ASK_ENGINE,
             "--batch FILE": "answer every row of a JSONL file (- is standard input): model, engine, quant, options",
             "--assume": "read no file: apply a rule of thumb to the name alone (Llama-3.1-70B:Q4_K_M)",
             **USERS,
@@ -576,7 +580,8 @@ def add_start_flags(parser: argparse.ArgumentParser, verb: str) -> None:
     engines = tuple(engine.name for engine in startable(verb))
     context = "context in tokens: 8192, 32k, 0 for the native context (default: what the job needs)"
     without = machine_keys() | _SET_BY_US
-    add_engine_flags(parser, engines, context_help=context, without=without)
+    own = frozenset({"-q"})  # --quiet
+    add_engine_flags(parser, engines, context_help=context, without=without, own=own)
 
 
 _RUN_DESCRIPTION = """\
@@ -587,13 +592,17 @@ Without a prompt it starts a chat.
 _RUN_EXAMPLES = """
 examples:
   edgekit run model.gguf -p "Why is the sky blue?" --max-tokens 200
-  edgekit run unsloth/gemma-3-4b-it-GGUF --quant Q4_K_M
   git diff | edgekit run model.gguf --system "Review this change."
+  edgekit run unsloth/gemma-3-4b-it-GGUF --quant Q4_K_M --image photo.jpg -p "What is this?"
+  edgekit run model.gguf -p "Is it raining in Rome?" --tools tools.json --json
+  edgekit run model.gguf --save rome -p "Plan three days in Rome."
+  edgekit run --resume rome -p "Make it two days."
 
 engines: llama.cpp (pip install 'edgekit-models[llama]'), or stream, the built-in one (pip install
 'edgekit-models[embed]'), which reads weights from disk as it needs them: slow for large models, but in much less
 memory than their size (llama, qwen2, qwen3, gemma3)
-in a chat: /reset clears the history, /exit or Ctrl-D ends it, Ctrl-C stops an answer
+in a chat: /image FILE adds an image to the next message, /save NAME saves the conversation, /reset clears the history,
+/exit or Ctrl-D ends it, Ctrl-C stops an answer
 
 exit codes: 0 done, 2 wrong usage, engine not installed, or refused by it, 3 does not fit or stopped before memory ran
 out, 4 not found or no access, 5 unreadable, or the engine died (with its last output), 130 interrupted
@@ -605,11 +614,11 @@ def add_run(commands: Commands) -> None:
         commands,
         "run",
         run="launch:run_model",
-        usage="edgekit run MODEL [--quant NAME] [-p PROMPT | -f FILE] [-n N] [-c N] [--engine NAME] [options]",
+        usage="edgekit run MODEL [--quant NAME] [-p PROMPT | -f FILE] [--image FILE] [-n N] [-c N] [options]",
         description=_RUN_DESCRIPTION,
         epilog=MODEL_FORMS + _RUN_EXAMPLES + "\n" + ENVIRONMENT,
         options={
-            "MODEL": "GGUF file, hub id or name",
+            "[MODEL]": "GGUF file, hub id or name; with --resume by default the conversation's",
             "--json": "print the answer and its figures as JSON (docs/run.md)",
             "-q, --quiet": "print the answer alone",
             "the prompt": {
@@ -618,15 +627,25 @@ def add_run(commands: Commands) -> None:
                     "-f, --file FILE": "read the prompt from a file; - is standard input",
                 },
                 "--system TEXT": "system prompt",
+                "--image FILE...": "PNG, JPEG, GIF or WebP image for a vision model, whose projector (mmproj) is then "
+                "loaded; repeat it for several",
+                "--tools JSON": "functions that the model may call, as in OpenAI's API: a file, or the array itself; "
+                "calls are printed, not made",
                 "--raw": "continue the text as it is, without the model's chat template",
                 "-n, --max-tokens, --n-predict N": f"most new tokens (default {DEFAULT_NEW_TOKENS}; in a chat, until "
                 "the model ends)",
+            },
+            "a conversation": {
+                "--save NAME": "save the conversation under a new name",
+                "--resume NAME": "continue a saved conversation (edgekit conversations lists them); with --save, a "
+                "copy of it",
             },
         },
     )
     group = parser.add_argument_group("sampling")
     for field, (names, metavar, _, text) in SAMPLING_FLAGS.items():
         group.add_argument(*names, dest=field, metavar=metavar, help=text)
+    add_options(group, {"--stop TEXT...": "end the answer before this text; repeat it for several"})
     add_options(
         parser,
         {
@@ -658,6 +677,43 @@ SAMPLING_FLAGS: dict[str, tuple[tuple[str, ...], str, Callable[[str], float], st
 }  # fmt: skip
 
 
+_CONVERSATIONS_EXAMPLES = """
+examples:
+  edgekit run model.gguf --save rome -p "Plan three days in Rome."
+  edgekit conversations list
+  edgekit conversations show rome
+  edgekit conversations delete rome
+
+They are in conversations.db in EdgeKit's data folder (EDGEKIT_DATA), which only you can read.
+
+exit codes: 0 done, 2 wrong usage, 4 not found or not readable, 5 the file is damaged
+"""
+
+
+def add_conversations(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "conversations",
+        description="The conversations that edgekit run --save has saved. edgekit run --resume NAME continues one.",
+        epilog=_CONVERSATIONS_EXAMPLES,
+        options={},
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    for name, summary, options in (
+        ("list", "list the conversations, the last used first", {}),
+        ("show", "print a conversation", {"NAME": "name of the conversation"}),
+        ("delete", "delete conversations", {"NAME...": "names of the conversations"}),
+    ):
+        action = actions.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            allow_abbrev=False,
+        )
+        add_options(action, {"--json": "print JSON (docs/run.md)", **options})
+        action.set_defaults(run=f"conversations:run_{name}")
+
+
 _SERVE_DESCRIPTION = """\
 Serves a model with llama.cpp's OpenAI-compatible server, started with exactly the settings that were checked: context,
 KV cache, layers on the GPU, slots, draft model. Requests beyond the slots wait. Memory is watched: the server is
@@ -682,7 +738,7 @@ def add_serve(commands: Commands) -> None:
     parser = add_command(
         commands,
         "serve",
-        run="launch:run_serve",
+        run="serve:run_serve",
         usage="edgekit serve MODEL [--quant NAME] [--port N] [-c N] [--users N] [options]",
         description=_SERVE_DESCRIPTION,
         epilog=MODEL_FORMS + _SERVE_EXAMPLES + "\n" + ENVIRONMENT,
@@ -697,6 +753,11 @@ def add_serve(commands: Commands) -> None:
                 "--api-key KEY": "key that clients must send (or LLAMA_API_KEY)",
                 "--insecure": "serve other machines (--host) without --api-key",
                 "-a, --alias NAME": "name of the model for clients",
+                "--restart POLICY": "what to do when the engine dies: no (default), or on-failure, with a growing "
+                "pause; on-failure:5 gives up after five times",
+                "--allow-host NAME...": "another name of this machine that clients may use (repeatable)",
+                "--allow-origin ORIGIN...": "a site whose pages may use the server: https://chat.example (repeatable)",
+                "--no-gateway": "start the engine's own server alone: no checks of requests, hosts and origins",
             },
             **USERS,
             **start_options("serve"),

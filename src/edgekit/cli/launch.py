@@ -6,10 +6,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.app import run
@@ -24,58 +22,33 @@ from edgekit.app.run import (
     index_match,
 )
 from edgekit.bill.types import Load
-from edgekit.cli import ReaderGoneError, show, warn
-from edgekit.cli.commands import SAMPLING_FLAGS
-from edgekit.cli.console import open_session, print_event, print_line, screen
-from edgekit.cli.flags import DEFAULT_NEW_TOKENS, SERVE_PORT, read_host, read_integer
+from edgekit.cli import ReaderGoneError, warn
+from edgekit.cli.chat import Writer, answer_message, chat
+from edgekit.cli.console import open_session, screen
+from edgekit.cli.flags import DEFAULT_NEW_TOKENS, read_integer
+from edgekit.cli.prompt import images_of, open_transcript, read_prompt, sampling_of, tools_of
 from edgekit.engines import startable
-from edgekit.engines.chat import (
-    Fitted,
-    GenerationResult,
-    Message,
-    Prompt,
-    Sampling,
-    TextGenerator,
-    fit_prompt,
-)
+from edgekit.engines.chat import GenerationResult, Prompt
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
-from edgekit.engines.ports import LARGEST_PORT, check_port, is_loopback
-from edgekit.engines.process import ending_in_order
-from edgekit.engines.program import Address, RunOptions
-from edgekit.errors import (
-    ContextTooLargeError,
-    EngineError,
-    MemoryPressureError,
-    SourceError,
-    TextError,
-    UsageError,
-)
+from edgekit.engines.program import RunOptions
+from edgekit.errors import UsageError
 from edgekit.plan.choice import check_users
 from edgekit.report.check import check_json, check_text, headline
 from edgekit.report.json import json_text
 from edgekit.report.run import (
     comparison_text,
     differences_words,
-    ended_json,
     generation_json,
-    ready_json,
     verdict_text,
     written_text,
 )
 from edgekit.request import Request, Session
-from edgekit.sources.local import is_here
+from edgekit.sources.local import expand_home, is_here
 from edgekit.sources.quants import split_quant
 from edgekit.units import format_download, parse_size
 
 if TYPE_CHECKING:
-    from edgekit.app.check import Check
-    from edgekit.engines.program import RunningEngine
     from edgekit.sources.download import Download
-
-
-MAX_PROMPT_BYTES = 64 * 2**20
-_ENDS = frozenset({"/exit", "/quit", "/bye"})
-_RESET = frozenset({"/reset", "/clear"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,61 +201,18 @@ def refusal(error: DoesNotFitError, *, as_json: bool, in_one_line: bool = False)
     return "", error.exit_code
 
 
-def read_prompt(arguments: argparse.Namespace) -> Prompt | None:
-    """The prompt, or None for a chat. Raises UsageError or SourceError if it cannot be read."""
-    text = arguments.prompt
-    if arguments.file is not None:
-        text = _from_file(arguments.file)
-    elif text is None and not getattr(sys.stdin, "isatty", lambda: False)():
-        text = _from_file("-")
-    if text is None:
-        if arguments.raw:
-            raise UsageError("--raw needs a prompt: -p TEXT or -f FILE")
-        return None
-    if not text.strip():
-        raise UsageError("the prompt is empty")
-    check_unicode("the prompt", text)
-    check_unicode("--system", arguments.system or "")
-    if arguments.raw:
-        if arguments.system is not None:
-            raise UsageError("--system is part of the chat template, which --raw leaves out")
-        return Prompt(text=text)
-    before = () if arguments.system is None else (Message(role="system", content=arguments.system),)
-    return Prompt(messages=(*before, Message(role="user", content=text)))
-
-
-def check_unicode(subject: str, text: str) -> None:
-    """Raises UsageError for text that cannot be encoded, such as half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f"{subject}: character {error.start:,} is not valid Unicode (UTF-8)"
-        ) from error
-
-
-def _from_file(name: str) -> str:
-    """The text of a file, or of standard input for "-". Raises SourceError or UsageError."""
-    try:
-        if name == "-":
-            raw = b"" if sys.stdin is None else sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
-        else:
-            with Path(name).open("rb") as file:
-                raw = file.read(MAX_PROMPT_BYTES + 1)
-    except OSError as error:
-        raise SourceError(f"{name}: {error.strerror or error}") from error
-    if len(raw) > MAX_PROMPT_BYTES:
-        raise UsageError(f"{name}: the prompt is larger than {MAX_PROMPT_BYTES // 2**20} MiB")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{name}: byte {error.start:,} is not UTF-8 text") from error
-
-
 def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
     """Write the answer as it comes, or chat if there is no prompt. Returns the JSON and the exit code."""
-    sampling = sampling_of(arguments)
-    prompt = read_prompt(arguments)
+    sampling, images, tools = sampling_of(arguments), images_of(arguments), tools_of(arguments)
+    transcript = open_transcript(arguments)
+    before = transcript.model  # "": a new conversation
+    if arguments.model is None:
+        if not before:
+            raise UsageError(
+                "name a model: edgekit run MODEL (--resume NAME continues with its own)"
+            )
+        arguments = argparse.Namespace(**{**vars(arguments), "model": before})
+    prompt = read_prompt(arguments, transcript.messages, images, tools)
     max_tokens = read_number("--max-tokens", arguments.max_tokens, least=1)
     if prompt is None and arguments.json:
         raise UsageError("--json needs a prompt: -p TEXT or -f FILE")
@@ -295,27 +225,41 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
         ) as session:
             reference, request, chosen = read_request(arguments, "run", session)
             notices.show_choice(chosen)
+            transcript.model = absolute(reference)
+            if before and before != transcript.model:
+                notices.say(f"the last answer of this conversation was from {before}")
+            run.check_tools(chosen, tools)
+            every_image = (*images, *Prompt(messages=transcript.messages).images)
+            if every_image:
+                request = run.with_projector(request, chosen, every_image)
             # The prompt is not counted yet: only a model that cannot hold any prompt is refused.
             job = run.job_of(prompt, 1, new_tokens)
             judged, weights = run.fetch(reference, request, chosen, session, job=job)
         with run.run(judged, weights, prompt=prompt, new_tokens=new_tokens) as (running, judged):
-            writer = _Writer(
-                generator=running.generator, request=request, sampling=sampling, notices=notices
+            writer = Writer(
+                generator=running.generator,
+                request=request,
+                sampling=sampling,
+                tools=tools,
+                sees=run.sees(chosen, weights),
+                say=notices.say,
             )
             if prompt is None:
-                _chat(writer, arguments.system, max_tokens)
+                chat(writer, transcript, images, max_tokens)
                 return "", 0
             fitted, written = writer.fitted(prompt, new_tokens), GenerationResult()
+            shown = list[str]()
             if arguments.json:
-                text = "".join(writer.pieces(fitted, written))
+                shown += writer.pieces(fitted, written)
+            else:
+                notices.say(fitted.note)
+                writer.print_answer(fitted, written, shown)
+                notices.say(written_text(written, max_tokens=new_tokens))
+            text = "".join(shown)
+            if not prompt.is_plain:
+                transcript.add(prompt.messages[-1], answer_message(text, written))
+            if arguments.json:
                 return json_text(generation_json(judged.check, text, written, rows=running.rows)), 0
-            notices.say(fitted.note)
-            piece = "\n"
-            for piece in writer.pieces(fitted, written):
-                show(piece)
-            if not piece.endswith("\n"):
-                show("\n")
-            notices.say(written_text(written, max_tokens=new_tokens))
             return "", 0
     except DoesNotFitError as error:
         return refusal(error, as_json=arguments.json)
@@ -323,150 +267,6 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
         return "", 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Writer:
-    """A running engine with the settings of the answer."""
-
-    generator: TextGenerator
-    request: Request
-    sampling: Sampling
-    notices: StderrNotices
-
-    def fitted(self, prompt: Prompt, max_tokens: int | None) -> Fitted:
-        """Which part of the prompt is read, and how much can be written."""
-        tokens = self.generator.tokens(prompt)
-        if tokens is None or self.generator.reads_beyond:
-            counted = None if tokens is None else tuple(tokens)
-            return Fitted(prompt=prompt, tokens=counted, max_tokens=max_tokens)
-        return fit_prompt(
-            prompt,
-            tokens,
-            window_tokens=self.generator.window_tokens,
-            max_tokens=max_tokens,
-            sinks=self.request.sinks,
-            rolling=self.request.rolling,
-        )
-
-    def pieces(self, fitted: Fitted, written: GenerationResult) -> Iterator[str]:
-        """The answer piece by piece. `written` receives the counts and speeds."""
-        with closing(self.generator.write(fitted, self.sampling, into=written)) as pieces:
-            yield from pieces
-
-
-def _chat(writer: _Writer, system: str | None, max_tokens: int | None) -> None:
-    """Chat until the user ends it. Ctrl-C stops an answer, or ends the chat at the prompt."""
-    first = () if system is None else (Message(role="system", content=system),)
-    messages, notices = first, writer.notices
-    notices.say(
-        f"chat with a context of {writer.generator.window_tokens:,} tokens;"
-        " /reset clears the history, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
-    )
-    while True:
-        try:
-            line = input("> ").strip()
-        except EOFError:
-            show("\n")
-            return
-        if line in _ENDS:
-            return
-        if not line:
-            continue
-        if line in _RESET:
-            messages = first
-            notices.say("forgotten")
-            continue
-        with_question = (*messages, Message(role="user", content=line))
-        try:
-            check_unicode("what you typed", line)
-            answer, prompt = "", Prompt(messages=with_question)
-            try:
-                for piece in writer.pieces(writer.fitted(prompt, max_tokens), GenerationResult()):
-                    answer += piece
-                    show(piece)
-            except KeyboardInterrupt:
-                show(" [stopped]")
-            show("\n")
-        except ContextTooLargeError as error:
-            warn(f"{error}; or /reset")
-            continue
-        except (TextError, UsageError) as error:
-            warn(str(error))
-            continue
-        messages = (*with_question, Message(role="assistant", content=answer))
-
-
-def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
-    """Serve until the server ends. Stopping it with Ctrl-C or SIGTERM is not an error."""
-    port = read_integer("--port", arguments.port, most=LARGEST_PORT)
-    address = Address(
-        host=read_host(arguments.host),
-        port=SERVE_PORT if port is None else port,
-        api_key=(arguments.api_key or os.environ.get("LLAMA_API_KEY") or "").strip() or None,
-        alias=arguments.alias or "",
-    )
-    notices = StderrNotices(quiet=arguments.quiet or arguments.json)
-    check_port(address.host, address.port)  # before minutes of download and loading
-    if address.api_key is None and not is_loopback(address.host):
-        if not arguments.insecure:
-            raise UsageError(
-                f"on {address.host} anyone on the network could use the server, and one request can use all memory:"
-                " give --api-key, or --insecure to serve without a key (docs/run.md)"
-            )
-        warn(f"anyone who can reach {address.host} can use this server without a key (--insecure)")
-    try:
-        confirm = download_limit(arguments)
-        with open_session(
-            arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
-        ) as session:
-            reference, request, chosen = read_request(arguments, "serve", session)
-            notices.show_choice(chosen)
-            judged, weights = run.fetch(reference, request, chosen, session)
-        with ending_in_order(), run.serve(judged, weights, address) as running:
-            return _serve_until_end(running, judged.check, arguments, notices)
-    except DoesNotFitError as error:
-        return refusal(error, as_json=arguments.json, in_one_line=True)
-
-
-def _serve_until_end(
-    running: RunningEngine, check: Check, arguments: argparse.Namespace, notices: StderrNotices
-) -> tuple[str, int]:
-    """Print the address and wait. Raises EngineError or MemoryPressureError if the server ends by itself."""
-    server, guard = running.server, running.guard
-    if server is None or guard is None:
-        raise TypeError("this engine does not serve")
-    try:
-        if arguments.json:  # inside the try: a reader of the JSON may stop the server at once
-            print_event(ready_json(check, running, server))
-        else:
-            print_line(f"{server.address}  (OpenAI clients: base_url={server.address}/v1)")
-        ended = server.wait()
-    except (KeyboardInterrupt, SystemExit) as stop:
-        notices.say("stopping")
-        ended = server.stop("stopped on request")
-        if arguments.json:
-            print_event(ended_json(ended))
-        code = stop.code if isinstance(stop, SystemExit) else 0
-        return "", 0 if code in {0, 128 + 15, None} else int(code or 0)
-    if ended is None:
-        raise EngineError("llama.cpp neither started nor exited")
-    kind = MemoryPressureError if guard.starved else EngineError
-    why = guard.reason or f"{ended.why}: {ended.last_words}"
-    if not arguments.json:
-        raise kind(why)
-    print_event(ended_json(ended))
-    warn(why)
-    return "", kind.exit_code
-
-
-def sampling_of(arguments: argparse.Namespace) -> Sampling:
-    """The sampling options. Raises UsageError with the name of the flag."""
-    values = {}
-    for field, (names, _, parse, _) in SAMPLING_FLAGS.items():
-        text = getattr(arguments, field)
-        if text is None:
-            continue
-        try:
-            values[field] = parse(text)
-        except UsageError as error:
-            raise UsageError(f"{names[-1]}: {error}") from error
-    return Sampling(**values)  # type: ignore[arg-type]  # each parser returns its field's type
+def absolute(reference: str) -> str:
+    """The reference of a file so that it is found from any folder; any other one as it is."""
+    return os.path.abspath(expand_home(reference)) if is_here(reference) else reference  # noqa: PTH100

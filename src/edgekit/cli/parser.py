@@ -29,6 +29,7 @@ COMMANDS = {
     "compare": "models, or the engines for one model, side by side",
     "verify": "compare the prediction with the real llama.cpp on this machine",
     "run": "run it inside the memory it was predicted to need",
+    "conversations": "the conversations that run has saved: list, show, delete",
     "serve": "serve it over an OpenAI-compatible API inside the memory it was predicted to need",
     "download": "download a model: its repository chosen, the free disk space checked first",
     "web": "open the web page with the REST API: see what fits before you download",

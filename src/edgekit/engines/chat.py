@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from edgekit.errors import ContextTooLargeError, UsageError, quoted
 ROLES = ("system", "user", "assistant")
 RECENT_TOKENS = 4_096  # maximum look-back of the repetition penalty
 MOST_STOPS = 16
+MOST_STOP_CHARS = 256  # so much of an answer may be held back
 RANDOM_SEED = 2**32 - 1  # llama.cpp's "random": LLAMA_DEFAULT_SEED in llama.h
 _NUMBER, _WHOLE = (int, float), (int,)
 # Field -> flag, types, least, most, and the rule in words.
@@ -46,6 +48,7 @@ class Message:
     role: str
     content: str
     images: tuple[Image, ...] = ()
+    tool_calls: tuple[Mapping[str, str], ...] = ()  # of the model: "name" and "arguments" (JSON)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +68,29 @@ class Prompt:
     @property
     def is_text(self) -> bool:
         """Whether it is nothing but text: no images, no tools."""
-        return not self.tools and not any(message.images for message in self.messages)
+        return not self.tools and not any(
+            message.images or message.tool_calls for message in self.messages
+        )
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        return tuple(image for message in self.messages for image in message.images)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Everything that becomes tokens, except images and what the chat template writes around it."""
+        calls = (call for message in self.messages for call in message.tool_calls)
+        return (
+            self.text,
+            *(message.content for message in self.messages),
+            *(f"{call['name']} {call['arguments']}" for call in calls),
+            *(json.dumps(tool) for tool in self.tools),
+        )
 
     @property
     def size_bytes(self) -> int:
-        """An upper bound of the tokens: no tokenizer makes more tokens than bytes."""
-        texts = (self.text, *(message.content for message in self.messages))
-        return sum(len(text.encode(errors="replace")) for text in texts)
+        """An upper bound of the tokens in the texts: no tokenizer makes more tokens than bytes."""
+        return sum(len(text.encode(errors="replace")) for text in self.texts)
 
 
 @dataclass(slots=True)
@@ -184,8 +203,12 @@ class Sampling:
     stop: tuple[str, ...] = ()  # the answer ends before any of these texts
 
     def __post_init__(self) -> None:
-        if len(self.stop) > MOST_STOPS or not all(self.stop):
-            raise UsageError(f"stop (--stop) takes up to {MOST_STOPS} texts, none of them empty")
+        if len(self.stop) > MOST_STOPS or not all(
+            0 < len(text) <= MOST_STOP_CHARS for text in self.stop
+        ):
+            raise UsageError(
+                f"stop (--stop) takes up to {MOST_STOPS} texts of 1 to {MOST_STOP_CHARS} characters"
+            )
         for name, (flag, types, least, most, rule) in _RULES.items():
             value = getattr(self, name)
             if name == "seed" and value is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from edgekit.engines.chat import GenerationResult
 from edgekit.engines.program import ComparedRow, Ended, RunningEngine, Server, Verification
+from edgekit.errors import printable
 from edgekit.machine.calibration import Stored
 from edgekit.machine.types import Calibration, HostMeasured
 from edgekit.report.bill import percent
@@ -48,9 +49,9 @@ def comparison_text(engine: str, running: RunningEngine) -> str:
     if outside:
         outcome = f"OUTSIDE BOUNDS: {', '.join(outside)}"
     elif any(row.difference_bytes for row in running.rows):
-        outcome = (
-            f"within the bounds of the estimate, which follows the rules of {running.rules_version}"
-        )
+        outcome = "within the bounds of the estimate"
+        if running.rules_version:
+            outcome += f", which follows the rules of {running.rules_version}"
     return "\n".join(
         [f"{engine} {running.version} is up, {outcome}", *compared_lines(running.rows)]
     )
@@ -73,6 +74,11 @@ def written_text(written: GenerationResult, *, max_tokens: int | None) -> str:
     return "; ".join(parts)
 
 
+def tool_calls_text(calls: Iterable[Mapping[str, str]]) -> str:
+    """A line for each call: 'weather({"city": "Rome"})'."""
+    return "".join(f"{printable(call['name'])}({printable(call['arguments'])})\n" for call in calls)
+
+
 def generation_json(
     check: Check, text: str, written: GenerationResult, *, rows: Sequence[ComparedRow] = ()
 ) -> Json:
@@ -80,6 +86,7 @@ def generation_json(
         "schema": SCHEMA,
         **fields(check, "model=bill.label engine=result.engine"),
         "text": text,
+        "tool_calls": [dict(call) for call in written.tool_calls],
         **fields(written, _WRITTEN_FIELDS),
         "context_tokens": check.result.context_tokens,
         "reported": [row_json(row) for row in rows],
@@ -87,13 +94,13 @@ def generation_json(
     }
 
 
-def ready_json(check: Check, running: RunningEngine, server: Server) -> Json:
-    """The line with the address of the server."""
+def ready_json(check: Check, running: RunningEngine, server: Server, address: str) -> Json:
+    """The line with the address that clients connect to."""
     return {
         "event": "ready",
         "schema": SCHEMA,
-        "address": server.address,
-        "openai_base_url": f"{server.address}/v1",
+        "address": address,
+        "openai_base_url": f"{address}/v1",
         "pid": server.pid,
         "engine_version": running.version,
         **fields(check.result, "context_tokens required_bytes"),
@@ -103,6 +110,10 @@ def ready_json(check: Check, running: RunningEngine, server: Server) -> Json:
         "reported": [row_json(row) for row in running.rows],
         "within": all(row.within for row in running.rows),
     }
+
+
+def restarting_json(why: str, wait_s: float) -> Json:
+    return {"event": "restarting", "schema": SCHEMA, "why": why, "wait_s": wait_s}
 
 
 def ended_json(ended: Ended) -> Json:

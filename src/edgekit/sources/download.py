@@ -73,6 +73,7 @@ LISTING_TIMEOUT_S = 20.0  # short, because the hub was queried a moment ago
 class LocalGguf:
     label: str
     path: Path  # of the first file
+    projector: Path | None = None  # next to it
     notes: tuple[str, ...] = ()
 
 
@@ -82,14 +83,15 @@ def find_weights(
     reach: Reach | None = None,
     confirm: Callable[[Download], bool] | None = None,
     several: bool = False,
+    projector: bool = False,
 ) -> LocalGguf:
     """The GGUF file on this machine that `reference` means: a path, a name in a local store, or a hub id.
 
     `several`: return the first file of a split model; otherwise split models are refused. A hub id that is not in the
-    hub's cache is downloaded if `confirm` agrees.
+    hub's cache is downloaded if `confirm` agrees; with `projector`, also the image projector of its repository.
     """
     text = os.fspath(reference)
-    files = local_files(text, reach or Reach(), confirm)
+    files = local_files(text, reach or Reach(), confirm, projector=projector)
     if files.origin is Origin.SAMPLE:
         raise UsageError(
             f"{text}: a built-in sample is only a header, without weights, so there is nothing to run"
@@ -108,15 +110,25 @@ def find_weights(
         )
     with closing(files.weights[0].open()) as opened:
         path = Path(opened.name)
-    return LocalGguf(label=files.label, path=path, notes=files.notes)
+    companion: Path | None = None
+    if files.projectors:
+        with closing(files.projectors[0].open()) as opened:
+            companion = Path(opened.name)
+    return LocalGguf(label=files.label, path=path, projector=companion, notes=files.notes)
 
 
 def local_files(
-    text: str, reach: Reach, confirm: Callable[[Download], bool] | None, *, to_run: bool = False
+    text: str,
+    reach: Reach,
+    confirm: Callable[[Download], bool] | None,
+    *,
+    to_run: bool = False,
+    projector: bool = False,
 ) -> ModelFiles:
     """The model's files on this machine; a hub model that is not here yet is downloaded if `confirm` agrees.
 
-    `to_run`: also the tokenizer and what else engines read next to safetensors.
+    `to_run`: also the tokenizer and what else engines read next to safetensors. `projector`: also an image projector;
+    one that the hub's cache lacks is downloaded.
     """
     try:
         files = locate(text, reach=replace(reach, network=False))
@@ -131,16 +143,23 @@ def local_files(
             ) from error
         missing: SourceError = error
     else:
-        if not files.origin.is_remote:
+        may_lack = projector and reach.network and files.origin is Origin.HUB_CACHE
+        if not files.origin.is_remote and not (may_lack and not files.projectors):
             return files
-        # Only the header of a hub model is cached, not its weights.
+        # Only the header of a hub model is cached, not its weights; or only its weights, not its projector.
         missing = RemoteInspectError(f"{files.label} is not on this machine")
     because = RemoteInspectError(
         f"the weights of {text} are needed, but they are not on this machine"
     )
     because.__cause__ = missing
     return download_model(
-        text, because, confirm=confirm, reach=reach, lacking="the weights are needed", to_run=to_run
+        text,
+        because,
+        confirm=confirm,
+        reach=reach,
+        lacking="the weights are needed",
+        to_run=to_run,
+        projector=projector,
     )
 
 

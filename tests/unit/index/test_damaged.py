@@ -138,8 +138,8 @@ def test_replaced_table_of_models_is_damage(
     entry = add(str(write_model(tmp_path)), Reach(network=False), name="own")[0]
     replace_table(data_folder / NAME, statement)
     (problem,) = index_problems()
-    assert "it has no table of models): move the file away" in problem
-    with pytest.raises(HeaderError, match="no table of models"):
+    assert "it has no table of entries): move the file away" in problem
+    with pytest.raises(HeaderError, match="no table of entries"):
         save_entry(entry)
 
 

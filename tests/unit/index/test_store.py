@@ -149,7 +149,7 @@ def test_database_of_another_program_has_no_entries_table(data_folder: Path) -> 
         database.execute("CREATE TABLE songs (title)")
         database.execute("PRAGMA user_version = 1")
     database.close()
-    problem_of_the_file("it has no table of models")
+    problem_of_the_file("it has no table of entries")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from edgekit.engines.llamacpp.types import (
     pad,
 )
 from edgekit.engines.llamacpp.weights import PlacedTensor, place
-from edgekit.engines.protocol import Companions
+from edgekit.engines.protocol import MOST_IMAGE_TOKENS, Companions
 from edgekit.errors import UsageError
 from edgekit.formats.types import ModelHeader
 from edgekit.machine.types import HOST, Pool, PoolKind
@@ -267,6 +267,23 @@ def _patches(header: ModelHeader, number: Callable[[str, int], int]) -> int:
         return 0
     has_class = any(tensor.name == "v.class_embd" for tensor in header.tensors or ())
     return side * side + has_class if kind in _FIXED else max(side * side, PATCHES)
+
+
+# The most tokens of one image, in any release: set_limit_image_tokens in clip.cpp. Gemma 3 has a fixed size.
+_MOST_TOKENS = {
+    "gemma3": 256,
+    "gemma4v": 1120,
+    "kimivl": 1024,
+    "lfm2": 1024,
+    "minimax_m3": 576,
+    "pixtral": 1024,
+}
+
+
+def image_tokens(projector: ModelHeader | None) -> int:
+    """The most tokens of the context that one image takes with this projector."""
+    kind = None if projector is None else projector.keys.get("clip.projector_type")
+    return _MOST_TOKENS.get(kind, MOST_IMAGE_TOKENS) if isinstance(kind, str) else MOST_IMAGE_TOKENS
 
 
 def adapter_lines(

@@ -30,6 +30,7 @@ class NativeProgram:
     name = "stream"
     loads_shards = False
     has_budget = True
+    has_keys = False
     install = "pip install 'edgekit-models[embed]'"
 
     def find(self) -> Installation:
@@ -38,6 +39,9 @@ class NativeProgram:
 
     def on_machine(self, machine: Machine, _installation: Installation) -> Machine:
         return machine
+
+    def own_name(self, _reference: str, _files: object) -> str:
+        return ""
 
     def flags_for(self, options: RunOptions, _installation: Installation) -> dict[str, Any]:
         values = {

@@ -25,9 +25,11 @@ from edgekit.engines.llamacpp.run.binding import (
     xllamacpp_version,
 )
 from edgekit.engines.llamacpp.run.calibrate import measure
-from edgekit.engines.llamacpp.run.engine import EngineProcess, start
+from edgekit.engines.llamacpp.run.engine import start
+from edgekit.engines.llamacpp.run.engine_log import LoggedAllocations
 from edgekit.engines.llamacpp.run.generated import generated_files
 from edgekit.engines.llamacpp.run.launch import Launch
+from edgekit.engines.llamacpp.run.request_rules import request_rules
 from edgekit.engines.llamacpp.run.verification import compare, verify_model
 from edgekit.engines.llamacpp.setups import describe
 from edgekit.engines.llamacpp.setups import setup as read_setup
@@ -38,6 +40,7 @@ from edgekit.engines.llamacpp.types import (
     version_name,
 )
 from edgekit.engines.openai_client import OPENAI_NAMES, OpenAiClient, message_json, numbers_in
+from edgekit.engines.process import watched
 from edgekit.engines.program import (
     NOTHING,
     CalibrateRequest,
@@ -50,15 +53,13 @@ from edgekit.engines.program import (
     RunOptions,
     Verification,
 )
-from edgekit.engines.watch import Watch
-from edgekit.errors import EngineError, MemoryPressureError, TextError
+from edgekit.errors import EngineError, TextError
 from edgekit.machine.types import Machine
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
 
 # For a single conversation: one slot and no prompt cache.
-_ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}
-_EXIT_DELAY_S = 2.0  # a dying server closes its connections before its exit is seen
+ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}
 _SAMPLING_NAMES = {
     **OPENAI_NAMES,
     "repeat_penalty": "repeat_penalty",
@@ -74,6 +75,7 @@ class LlamaCppProgram:
     install: str
     loads_shards: bool = True
     has_budget: bool = False
+    has_keys: bool = True
 
     def find(self) -> Installation | None:
         """The wheel is found by its package; llama-server has to be searched for and asked."""
@@ -87,6 +89,9 @@ class LlamaCppProgram:
         """Without the GPUs, if this build of llama.cpp cannot use them."""
         return machine if installation.devices else replace(machine, devices=())
 
+    def own_name(self, _reference: str, _files: object) -> str:
+        return ""
+
     def flags_for(self, options: RunOptions, installation: Installation) -> dict[str, Any]:
         """The flags for these options. The bill follows the installed llama.cpp, regardless of other settings."""
         version = installation.rules_version
@@ -96,14 +101,11 @@ class LlamaCppProgram:
         return {
             **({"llama_version": version} if version else {}),
             **({"ctx_shift": True} if options.rolling else {}),
-            **(_ALONE if options.alone else {}),
+            **(ALONE if options.alone else {}),
         }
 
     def with_limits(self, verdict: Verdict) -> LlamaCppSetup:
-        """The verdict's setup, with its prompt caches limited to what fits."""
-        limits = field_values(FLAGS, growth_limits(verdict), LlamaCppSetup)
-        setup = LlamaCppSetup.of(verdict.way.setup)
-        return replace(setup, **limits)
+        return limited(verdict)
 
     def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> LlamaCppStarter:
         return LlamaCppStarter()
@@ -128,6 +130,12 @@ SERVER = LlamaCppProgram(
 )
 
 
+def limited(verdict: Verdict) -> LlamaCppSetup:
+    """The verdict's setup, with its prompt caches limited to what fits."""
+    limits = field_values(FLAGS, growth_limits(verdict), LlamaCppSetup)
+    return replace(LlamaCppSetup.of(verdict.way.setup), **limits)
+
+
 class LlamaCppStarter:
     def tokens_in(self, _prompt: Prompt) -> None:
         """None: only the server can count tokens."""
@@ -136,36 +144,35 @@ class LlamaCppStarter:
     def start(self, request: EngineStart) -> Iterator[RunningEngine]:
         """Runs the engine, watched, until the end of the block."""
         running = start(_launch(request), tell=request.say, recheck=request.recheck)
-        with Watch(running, warn=request.warn) as watch:
-            try:
-                resolved = running.allocations.resolved
-                reported = resolved.get("n_ctx_seq") or resolved.get("n_ctx")
-                # the context of one sequence: as planned, or what the engine reports if that is less
-                window_tokens = request.load.context_tokens or 0
-                if reported and reported.isdigit():
-                    window_tokens = min(int(reported), window_tokens)
-                generator = LlamaTextGenerator(
-                    running.address,
-                    api_key=request.address.api_key,
+        with watched(running, warn=request.warn) as watch:
+            resolved = running.allocations.resolved
+            reported = resolved.get("n_ctx_seq") or resolved.get("n_ctx")
+            # the context of one sequence: as planned, or what the engine reports if that is less
+            window_tokens = request.load.context_tokens or 0
+            if reported and reported.isdigit():
+                window_tokens = min(int(reported), window_tokens)
+            generator = LlamaTextGenerator(
+                running.address,
+                api_key=request.address.api_key,
+                window_tokens=window_tokens,
+                sinks=request.sinks,
+            )
+            yield RunningEngine(
+                generator=generator,
+                version=running.version,
+                rules_version=version_name(*answered_version(running.version)),
+                rows=compare_reported(
+                    request.estimate, running.allocations, running.files.size_bytes
+                ),
+                server=running,
+                model=running.launch.at.alias,
+                rules=request_rules(
                     window_tokens=window_tokens,
-                    sinks=request.sinks,
-                )
-                yield RunningEngine(
-                    generator=generator,
-                    version=running.version,
-                    rules_version=version_name(*answered_version(running.version)),
-                    rows=compare_reported(request.estimate, running),
-                    server=running,
-                    guard=watch,
-                )
-            except EngineError as error:
-                ended = running.wait(_EXIT_DELAY_S)
-                if ended is None:
-                    raise
-                kind = MemoryPressureError if watch.starved else EngineError
-                raise kind(watch.reason or f"{ended.why}: {ended.last_words}") from error
-            finally:
-                running.stop()
+                    slots=int(resolved.get("n_seq_max") or request.load.sequences or 1),
+                    reads_images=request.weights.projector is not None,
+                ),
+                guard=watch,
+            )
 
 
 def _launch(request: EngineStart) -> Launch:
@@ -277,14 +284,19 @@ class LlamaTextGenerator(OpenAiClient):
             raise EngineError("llama.cpp stopped in the middle of an answer")
 
 
-def compare_reported(estimate: MemoryEstimate, running: EngineProcess) -> tuple[ComparedRow, ...]:
-    """Compares the bill with the engine's report, with `verify`'s bounds and those of modelled lines."""
+def compare_reported(
+    estimate: MemoryEstimate, allocations: LoggedAllocations, files_bytes: int
+) -> tuple[ComparedRow, ...]:
+    """Compares the bill with the engine's report, with `verify`'s bounds and those of modelled lines.
+
+    `files_bytes`: of the model's files.
+    """
     estimate = logged_part(estimate)
     slack: Counter[str] = Counter()  # bytes, by component
     for line in estimate.lines:
         if line.within is not None and line.reserved:
             slack[line.component.value] += int(line.size_bytes * line.within)
-    parts = running.allocations.parts | {Component.WEIGHTS: _reported_weights(running)}
+    parts = allocations.parts | {Component.WEIGHTS: _reported_weights(allocations, files_bytes)}
     return tuple(
         replace(row, allowed_bytes=row.allowed_bytes + slack[row.part])
         for row in compare(estimate, parts)
@@ -297,20 +309,20 @@ def logged_part(estimate: MemoryEstimate) -> MemoryEstimate:
     return replace(estimate, lines=lines)
 
 
-def _reported_weights(running: EngineProcess) -> MeasuredBytes:
+def _reported_weights(allocations: LoggedAllocations, files_bytes: int) -> MeasuredBytes:
     """The size of the weights as the engine reports it, with bounds.
 
     For a mapped file the engine reports a range from its first tensor to its last. If other tensors went to a device
     or were repacked, the range is only an upper bound. On Metal both CPU and GPU map the file, and their ranges may
     overlap.
     """
-    weights = running.allocations.weights
+    weights = allocations.weights
     mapped = [size for name, size in weights if name.endswith(_MAPPED)]
     copied = [size for name, size in weights if not name.endswith(_MAPPED)]
     if mapped and not copied:
         low = max(size.low_bytes for size in mapped)
-        return replace(running.allocations.parts[Component.WEIGHTS], low_bytes=low)
+        return replace(allocations.parts[Component.WEIGHTS], low_bytes=low)
     if not mapped:
-        return running.allocations.parts[Component.WEIGHTS]
+        return allocations.parts[Component.WEIGHTS]
     copied_total = sum(copied, NOTHING)
-    return replace(copied_total, high_bytes=copied_total.high_bytes + running.files.size_bytes)
+    return replace(copied_total, high_bytes=copied_total.high_bytes + files_bytes)
