@@ -19,7 +19,7 @@ from tests.unit.plan.machines import cards, cpu, host, mac
 from edgekit.bill.types import ChangeKind, Job, Load, Start, Status, Task, cache_type
 from edgekit.engines import engine_named
 from edgekit.engines.native.file import FileHeader
-from edgekit.engines.native.rules import PROCESS_BYTES, THREAD_BYTES, matrix_bytes
+from edgekit.engines.native.rules import PROCESS_BYTES, THREAD_BYTES
 from edgekit.engines.native.rules import budgets as stream_budgets
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.native.tokenizer.kinds import tokenizer_cost_bytes, vocabulary_bytes
