@@ -324,7 +324,8 @@ class _Search:
         Weights that were reduced to fit stay as they are. If part of the model is in RAM, the candidate does not
         change: spare device memory would have to go to that part first.
         """
-        if candidate.step > FEWER_BITS and candidate.fitting.placement.cards:
+        is_partly_in_ram = candidate.step > FEWER_BITS and candidate.fitting.placement.cards
+        if is_partly_in_ram or self.task.keep_spare:
             return candidate
         if candidate.step < FEWER_BITS and _has_spare(candidate):
             for variant in better:
