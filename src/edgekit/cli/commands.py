@@ -144,6 +144,46 @@ def add_compare(commands: Commands) -> None:
     add_engine_flags(parser, engine_names(), context_help=context, without=machine_keys())
 
 
+_TOGETHER_EXAMPLES = """
+Each model runs in an engine process of its own, so every bill counts in full. Without -c all of them get the same
+context, at least 16K. Name the models in the order in which you need them: if not all fit, the first ones stay.
+
+examples:
+  edgekit together qwen3-8b llama-3.1-8b --device "RTX 4090"
+  edgekit together qwen3-8b gemma-3-27b nomic-embed-text-v1.5 -c 32k,16k,2k --device "2x RTX 3090" --ram 64G
+  edgekit together qwen3-8b phi-4 gemma-3-12b --for llama-swap > config.yaml
+
+exit codes: 0 all fit, 3 not all fit at the same time, 2 wrong usage or refused by the engine, 4 not found, no access
+or no network, 5 unreadable or unsupported
+"""
+
+
+def add_together(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "together",
+        run="together:run_together",
+        usage="edgekit together MODEL MODEL ... [-c N | -c N,N,...] [--device NAME] [--for PROGRAM] [options]",
+        description="Which of these models fit in the memory of this machine, or of another, at the same time, and "
+        "with which contexts? Shows what each one takes of every memory and the total; if not all fit, which ones do.",
+        epilog=MODEL_FORMS + _TOGETHER_EXAMPLES + ENVIRONMENT,
+        options={
+            "MODEL...": f"{ANY_MODEL}; two or more, the most important first",
+            **JSON,
+            "-c, --ctx-size, --context N": "context of every model: 16k; or of each, in order: 32k,8k (default: the "
+            "same for all, chosen to fit, from 16k up)",
+            "--for PROGRAM": "print a configuration instead: of llama-swap, or of llama-server-router",
+            **MIN_CONTEXT,
+            **MIN_SPEED,
+            **DEVICES,
+            **LIMITS,
+            **NETWORK,
+            **engine_row(engine_names()),
+        },
+    )
+    add_flags(parser, COMMON, "every engine", (QUANT,))
+
+
 _PLAN_EXAMPLES = """
 examples:
   edgekit plan qwen3-30b-a3b

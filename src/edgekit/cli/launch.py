@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -43,7 +42,7 @@ from edgekit.report.run import (
     written_text,
 )
 from edgekit.request import Request, Session
-from edgekit.sources.local import expand_home, is_here
+from edgekit.sources.local import absolute_reference, is_here
 from edgekit.sources.quants import split_quant
 from edgekit.units import format_download, parse_size
 
@@ -225,7 +224,7 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
         ) as session:
             reference, request, chosen = read_request(arguments, "run", session)
             notices.show_choice(chosen)
-            transcript.model = absolute(reference)
+            transcript.model = absolute_reference(reference)
             if before and before != transcript.model:
                 notices.say(f"the last answer of this conversation was from {before}")
             run.check_tools(chosen, tools)
@@ -265,8 +264,3 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
         return refusal(error, as_json=arguments.json)
     except ReaderGoneError:
         return "", 0
-
-
-def absolute(reference: str) -> str:
-    """The reference of a file so that it is found from any folder; any other one as it is."""
-    return os.path.abspath(expand_home(reference)) if is_here(reference) else reference  # noqa: PTH100
