@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeVar
 
-from edgekit.engines.request_rules import RequestRules
 from edgekit.errors import EngineError, UsageError, one_line
 from edgekit.gateway.errors import GatewayError, unavailable, unknown_model
-from edgekit.gateway.types import ServedModel, Upstream
+from edgekit.gateway.types import RequestLimits, ServedModel, Upstream
 from edgekit.units import format_bytes
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a model that failed is started again
@@ -62,10 +61,7 @@ class ModelEntry:
     name: str
     size_bytes: int  # of its bill
     start: Callable[[], LoadedModel] = field(repr=False)  # blocks until it can answer
-    rules: RequestRules = field(
-        repr=False
-    )  # for its endpoints, which must be known before it is loaded
-    window_tokens: int | None = None
+    limits: RequestLimits
     created_s: int = 0
 
 
@@ -162,7 +158,7 @@ class SwappingModels:
             ServedModel(
                 name=model.entry.name,
                 created_s=model.entry.created_s,
-                window_tokens=model.entry.window_tokens,
+                window_tokens=model.entry.limits.window_tokens,
                 is_loaded=model.state is _State.READY,
                 problem=model.problem if model.retry_s > self._clock() else "",
             )
@@ -170,7 +166,12 @@ class SwappingModels:
         )
 
     def answers(self, path: str) -> bool:
-        return any(model.entry.rules.endpoint(path) is not None for model in self._models.values())
+        return any(
+            model.entry.limits.rules.endpoint(path) is not None for model in self._models.values()
+        )
+
+    def limits(self, name: str) -> RequestLimits:
+        return self._named(name).entry.limits
 
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Upstream]:

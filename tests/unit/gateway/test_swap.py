@@ -28,8 +28,10 @@ from edgekit.gateway.swap import (
     SwappingModels,
     in_thread,
 )
+from edgekit.gateway.types import RequestLimits
 
 Result = TypeVar("Result")
+LIMITS = RequestLimits(rules=RULES, window_tokens=1000)
 
 
 @dataclass(eq=False)
@@ -76,7 +78,7 @@ class World:
         self.log: list[str] = []
         self.most_bytes = 0
         entries = [
-            ModelEntry(name=name, size_bytes=size, start=self._starter(name), rules=RULES)
+            ModelEntry(name=name, size_bytes=size, start=self._starter(name), limits=LIMITS)
             for name, size in sizes.items()
         ]
         self.models = SwappingModels(
@@ -534,7 +536,7 @@ def _fail() -> None:
 @contextmanager
 def swapping(start: Callable[[str], LoadedModel]) -> Iterator[SwappingModels]:
     entries = [
-        ModelEntry(name=name, size_bytes=6, start=lambda name=name: start(name), rules=RULES)  # type: ignore[misc] # a default
+        ModelEntry(name=name, size_bytes=6, start=lambda name=name: start(name), limits=LIMITS)  # type: ignore[misc] # a default
         for name in "ab"
     ]
     models = SwappingModels(entries, 10)
@@ -562,6 +564,11 @@ def test_gateway_swaps_models_in_threads() -> None:
         for name in "aab":
             assert "not running" in ask(address, CHAT, {"model": name}).error["message"]
         assert ask(address, CHAT, {"model": "c"}).status == 404
+        assert (
+            ask(address, CHAT, {"model": "a", "history": 1000}).status == 400
+        )  # not loaded for it
+        rows = ask(address, "/v1/models").json["data"]
+        assert [(row["id"], row["max_model_len"]) for row in rows] == [("a", 1000), ("b", 1000)]
         assert ask(address, "/health").status == 200
         assert models.pids() == (1,)
     assert [(engine.name, engine.runs) for engine in engines] == [("a", False), ("b", False)]
