@@ -138,10 +138,10 @@ class Gate:
             await _send_error(_internal(), counted_send, receive)
         finally:
             self._metrics.in_flight -= 1
-            self._metrics.requests[self._path(head.path), status] += 1
+            self._metrics.count(self._path(head.path), status)
 
     def _path(self, path: str) -> str:
-        """The path for the metrics: strangers must not make up rows."""
+        """The path for the metrics."""
         return path if path in _OWN_PATHS or self._models.answers(path) else "other"
 
 

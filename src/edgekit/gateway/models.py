@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from edgekit.gateway.errors import unavailable
-from edgekit.gateway.types import ServedModel, Upstream
+from edgekit.gateway.types import RequestLimits, ServedModel, Upstream
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,12 +35,18 @@ class OneModel:
     def answers(self, path: str) -> bool:
         return self.upstream is None or self.upstream.rules.endpoint(path) is not None
 
+    def limits(self, name: str) -> RequestLimits:  # noqa: ARG002 - any name is this model
+        return self._ready().limits
+
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Upstream]:  # noqa: ARG002 - any name is this model
+        yield self._ready()
+
+    def _ready(self) -> Upstream:
         problem = self._why_not()
         if problem or self.upstream is None:
             raise unavailable(problem)
-        yield self.upstream
+        return self.upstream
 
     def _why_not(self) -> str:
         return self.problem() or ("" if self.upstream else f"{self.name} is loading")

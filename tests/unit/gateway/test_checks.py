@@ -15,6 +15,7 @@ from edgekit.engines.request_rules import RequestRules
 from edgekit.engines.vllm import request_rules as vllm
 from edgekit.gateway.checks import check_request
 from edgekit.gateway.errors import GatewayError
+from edgekit.gateway.types import RequestLimits
 
 WINDOW = 4096
 LLAMACPP = llamacpp.request_rules(window_tokens=WINDOW, slots=2, reads_images=False)
@@ -35,7 +36,7 @@ def check(
     endpoint = rules.endpoint(path)
     assert endpoint is not None
     try:
-        check_request(body, endpoint, rules, WINDOW)
+        check_request(body, endpoint, RequestLimits(rules=rules, window_tokens=WINDOW))
     except GatewayError as error:
         return error
     return None
@@ -168,7 +169,7 @@ def test_vllm_requests_that_are_refused(body: dict[str, Any], field: str) -> Non
         ({"adapters": "../x"}, "adapters"),
         ({"draft_model": "someone/else"}, "draft_model"),
         ({"max_tokens": WINDOW + 1}, "max_tokens"),
-        ({"prompt": "a" * (8 * WINDOW + 1)}, "prompt"),
+        ({"prompt": "a" * (40 * WINDOW)}, "prompt"),
     ],
     ids=lambda value: str(value)[:60],
 )
