@@ -44,7 +44,7 @@ from edgekit.engines.program import (
     RunOptions,
 )
 from edgekit.errors import EngineError, UsageError
-from edgekit.machine.types import Machine
+from edgekit.machine.types import Machine, PoolKind
 from edgekit.sources.types import ModelFiles, Origin
 from edgekit.units import format_bytes
 
@@ -167,6 +167,7 @@ def start(request: EngineStart, settings: Mapping[str, str]) -> OllamaProcess:
         files=files,
         environment=request.environment,
         uses_nvidia=LlamaCppSetup.of(request.setup).uses_nvidia,
+        ram_bytes=request.estimate.in_pool(PoolKind.HOST),
     )
     environment = child_environment(
         {
