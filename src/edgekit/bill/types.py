@@ -382,6 +382,7 @@ class Task:
     window_budget_bytes: int | None = None  # SPEC W2: size of the cache if no context is given
     max_use: float | None = None  # SPEC A1: reject above this share of the usable memory
     reserve_bytes: int | None = None  # overrides the engine's reserve
+    keep_spare: bool = False  # leave spare memory to other models
     own_cache_only: bool = False  # never choose a smaller cache than the engine's default
     nodes: int = 1  # machines like this one, joined by Ray (vLLM)
     alternatives: tuple[str, ...] = ()  # other quantisations that the repository has

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from edgekit.bill.spill import Purpose
     from edgekit.bill.types import Component, Load, MemoryEstimate, Setup, Verdict
     from edgekit.engines.chat import Prompt, TextGenerator
+    from edgekit.engines.request_rules import RequestRules
     from edgekit.machine.types import EngineSpeed, Machine
     from edgekit.model import OpenModel
     from edgekit.model.types import Model
@@ -133,6 +134,8 @@ class RunningEngine:
     rules_version: str = ""  # the engine's version that the bill's rules follow
     rows: tuple[ComparedRow, ...] = ()  # the bill compared with the engine's report, if it has one
     server: Server | None = None  # None: it does not serve HTTP
+    model: str = ""  # the name that the server knows the model by
+    rules: RequestRules | None = None  # what the server may be asked
     guard: MemoryGuard | None = None
 
 
@@ -215,6 +218,11 @@ class EngineProgram(Protocol):
     @property
     def has_budget(self) -> bool:
         """Whether it can limit its process to a number of bytes."""
+        ...
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether its server can demand an API key."""
         ...
 
     @property

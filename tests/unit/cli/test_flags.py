@@ -32,7 +32,7 @@ COMMANDS_OF: dict[str, set[str]] = {
     "-ctv": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},
     "-ngl": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},
     "--engine": {"check", "plan", "recommend", "search", "compare", "estimate", "run", "serve"},
-    "--json": set(build_parser().commands) - {"index", "catalog"},
+    "--json": set(build_parser().commands) - {"index", "catalog", "conversations"},
     "--offline": {
         "check", "plan", "recommend", "search", "compare", "estimate", "inspect", "verify", "run", "serve", "web", "embed",
     },

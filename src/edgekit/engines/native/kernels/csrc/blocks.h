@@ -100,6 +100,30 @@ ALWAYS void f16(const uint8_t *RESTRICT source, float *RESTRICT out, ptrdiff_t c
 }
 UNPACK_PLAIN(f16, 2)
 
+/* LANES halves as floats. */
+#if defined(HALVES)
+ALWAYS vec halves(const uint8_t *from) { return HALVES(from); }
+#elif LANES > 1
+/* As half_to_float, and f16's care for what is not finite, in all lanes. */
+ALWAYS vec halves(const uint8_t *from)
+{
+    uint16_t packed __attribute__((vector_size(LANES * 2)));
+    memcpy(&packed, from, sizeof packed);
+    words half = __builtin_convertvector(packed, words);
+    words rest = half & 0x7fff, normal = (rest << 13) + (112 << 23);
+    words small = (words)((vec)(rest | 0x3f000000) - splat(0.5f)), is_small = rest < 0x400;
+    words special = (rest > 0x7bff) & 0x7f800000;
+    return (vec)((small & is_small) | (normal & ~is_small) | special | (half >> 15 << 31));
+}
+#else
+ALWAYS vec halves(const uint8_t *from)
+{
+    float value;
+    f16(from, &value, 1);
+    return value;
+}
+#endif
+
 /* The upper half of a float32. */
 ALWAYS void bf16(const uint8_t *RESTRICT source, float *RESTRICT out, ptrdiff_t count)
 {
@@ -110,6 +134,52 @@ ALWAYS void bf16(const uint8_t *RESTRICT source, float *RESTRICT out, ptrdiff_t 
     }
 }
 UNPACK_PLAIN(bf16, 2)
+
+ALWAYS vec floats(const uint8_t *from)
+{
+    vec value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+ALWAYS vec upper_halves(const uint8_t *from)
+{
+    float values[LANES];
+    bf16(from, values, LANES);
+    return load(values);
+}
+
+/* `read` gives LANES numbers of `size` bytes each. A sum that is not finite is made of a weight or
+   an x that is not; only then is it looked for. */
+#define DOT_PLAIN(name, size, read)                                                                \
+    static ptrdiff_t dot_##name(const uint8_t *source, ptrdiff_t blocks, const float *x,           \
+                                const struct codebooks *books, float *out)                         \
+    {                                                                                              \
+        vec sums[DOT_SUMS] = {splat(0), splat(0), splat(0), splat(0)};                             \
+        ptrdiff_t i = 0;                                                                           \
+        for (; i + DOT_SUMS * LANES <= blocks; i += DOT_SUMS * LANES)                              \
+            UNROLL                                                                                 \
+            for (int s = 0; s < DOT_SUMS; s++)                                                     \
+                sums[s] += read(source + (i + s * LANES) * (size)) * load(x + i + s * LANES);      \
+        float sum = total((sums[0] + sums[1]) + (sums[2] + sums[3])), run[RUN];                    \
+        if (i < blocks) {                                                                          \
+            name(source + i * (size), run, blocks - i);                                            \
+            for (ptrdiff_t rest = i; rest < blocks; rest++)                                        \
+                sum += run[rest - i] * x[rest];                                                    \
+        }                                                                                          \
+        *out = sum;                                                                                \
+        if (fabsf(sum) <= FLT_MAX)                                                                 \
+            return -1;                                                                             \
+        for (i = 0; i < blocks; i += RUN) {                                                        \
+            ptrdiff_t bad = unpack_##name(source + i * (size), least(blocks - i, RUN), run, books);\
+            if (bad >= 0)                                                                          \
+                return i + bad;                                                                    \
+        }                                                                                          \
+        return -1;                                                                                 \
+    }
+DOT_PLAIN(f32, 4, floats)
+DOT_PLAIN(f16, 2, halves)
+DOT_PLAIN(bf16, 2, upper_halves)
 
 /* 16 bytes: the lower halves are codes 0..15, the upper ones 16..31. */
 ALWAYS void nibbles(const uint8_t *RESTRICT packed, int8_t *RESTRICT codes, int zero)
@@ -186,11 +256,15 @@ static const int8_t FOUR_BIT_FLOATS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -
 /* As `nibbles`, but they are places in a table. */
 ALWAYS void look_up(const uint8_t *RESTRICT packed, const int8_t *table, int8_t *RESTRICT codes)
 {
-    AS_VECTOR
-    for (int i = 0; i < 16; i++) {
-        codes[i] = table[packed[i] & 15];
-        codes[i + 16] = table[packed[i] >> 4];
-    }
+    int8_t places[32];
+    nibbles(packed, places, 0);
+#if defined(SIXTEEN_OF)
+    SIXTEEN_OF(table, places, codes);
+    SIXTEEN_OF(table, places + 16, codes + 16);
+#else
+    for (int i = 0; i < 32; i++)
+        codes[i] = table[places[i]];
+#endif
 }
 
 /* 2 d, 16 nibbles. */

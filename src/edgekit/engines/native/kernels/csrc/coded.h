@@ -6,10 +6,6 @@ struct coded {
     float scales[16], offsets[16];
 };
 
-#if LANES > 1
-typedef int32_t words __attribute__((vector_size(LANES * 4)));
-#endif
-
 /* LANES codes as floats. */
 #if defined(CODES)
 ALWAYS vec codes(const uint8_t *from) { return CODES(from); }
@@ -33,6 +29,19 @@ ALWAYS vec coded_weights(const struct coded *c, int i, const int part_weights, c
 
 enum { DOT_SUMS = 4 }; /* an addition takes four cycles, and none waits for another */
 
+/* Adds the products of a block and as many floats to the sums. */
+ALWAYS void add_products(const struct coded *c, const float *x, vec *sums, const int block_weights,
+                         const int part_weights, const bool has_offsets)
+{
+    const int together = block_weights < DOT_SUMS * LANES ? block_weights / LANES : DOT_SUMS;
+    for (int first = 0; first < block_weights; first += together * LANES)
+        UNROLL
+        for (int s = 0; s < together; s++) {
+            int i = first + s * LANES;
+            sums[s] += coded_weights(c, i, part_weights, has_offsets) * load(x + i);
+        }
+}
+
 /* The functions of a type, made of `name`, which reads one block and says whether its scales are
    finite: `unpack` writes floats, `dot` multiplies by one row of floats on the way. */
 #define CODED(name, block_bytes, block_weights, part_weights, has_offsets)                         \
@@ -43,10 +52,9 @@ enum { DOT_SUMS = 4 }; /* an addition takes four cycles, and none waits for anot
         for (ptrdiff_t b = 0; b < blocks; b++) {                                                   \
             if (!name(source + b * (block_bytes), &c, books))                                      \
                 return b;                                                                          \
-            UNROLL                                                                                 \
+            float *to = out + b * (block_weights);                                                 \
             for (int i = 0; i < (block_weights); i += LANES)                                       \
-                store(out + b * (block_weights) + i,                                               \
-                      coded_weights(&c, i, part_weights, has_offsets));                            \
+                store(to + i, coded_weights(&c, i, part_weights, has_offsets));                    \
         }                                                                                          \
         return -1;                                                                                 \
     }                                                                                              \
@@ -58,10 +66,8 @@ enum { DOT_SUMS = 4 }; /* an addition takes four cycles, and none waits for anot
         for (ptrdiff_t b = 0; b < blocks; b++) {                                                   \
             if (!name(source + b * (block_bytes), &c, books))                                      \
                 return b;                                                                          \
-            UNROLL                                                                                 \
-            for (int i = 0; i < (block_weights); i += LANES)                                       \
-                sums[i / LANES % DOT_SUMS] += coded_weights(&c, i, part_weights, has_offsets) *    \
-                                              load(x + b * (block_weights) + i);                   \
+            add_products(&c, x + b * (block_weights), sums, block_weights, part_weights,           \
+                         has_offsets);                                                             \
         }                                                                                          \
         *out = total((sums[0] + sums[1]) + (sums[2] + sums[3]));                                   \
         return -1;                                                                                 \

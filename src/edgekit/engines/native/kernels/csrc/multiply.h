@@ -16,8 +16,6 @@ struct piece {
     ptrdiff_t row, rows, column, depth;
 };
 
-ALWAYS ptrdiff_t least(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
-
 /* Row by row, `apart` floats apart. -1, or the bad block, counted from the start of W. */
 static ptrdiff_t unpack_piece(const struct piece *p, float *to, ptrdiff_t apart)
 {

@@ -65,12 +65,18 @@ ALWAYS bool scales_and_minimums(const uint8_t *b, struct coded *to)
     };
     uint8_t six_bits[16];
     memcpy(six_bits, words, sizeof six_bits);
-    AS_VECTOR
-    for (int part = 0; part < 8; part++)
-        to->scales[part] = d * (float)six_bits[part];
-    AS_VECTOR
-    for (int part = 0; part < 8; part++)
-        to->offsets[part] = -dmin * (float)six_bits[part + 8];
+#if LANES == 16
+    float factors[16];
+    for (int i = 0; i < 16; i++)
+        factors[i] = i < 8 ? d : -dmin;
+    store(to->scales, codes(six_bits) * load(factors));
+    memcpy(to->offsets, to->scales + 8, 32);
+#else
+    for (int i = 0; i < 8; i += LANES) {
+        store(to->scales + i, codes(six_bits + i) * splat(d));
+        store(to->offsets + i, codes(six_bits + 8 + i) * splat(-dmin));
+    }
+#endif
     return fine;
 }
 

@@ -1,8 +1,8 @@
 /* The types that can be unpacked: GGML's id, weights and bytes of a block, whether it needs codebooks. */
 static const struct type TYPES[] = {
-    {0, 1, 4, false, unpack_f32, NULL},
-    {1, 1, 2, false, unpack_f16, NULL},
-    {30, 1, 2, false, unpack_bf16, NULL},
+    {0, 1, 4, false, unpack_f32, dot_f32},
+    {1, 1, 2, false, unpack_f16, dot_f16},
+    {30, 1, 2, false, unpack_bf16, dot_bf16},
     {2, 32, 18, false, unpack_q4_0, dot_q4_0},
     {3, 32, 20, false, unpack_q4_1, dot_q4_1},
     {6, 32, 22, false, unpack_q5_0, dot_q5_0},

@@ -2,6 +2,7 @@
    vector) and PANEL_TOKENS. */
 #include "native.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
