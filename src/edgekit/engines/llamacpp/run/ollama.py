@@ -52,7 +52,7 @@ from edgekit.engines.request_rules import (
     RequestRules,
 )
 from edgekit.errors import EngineError, UsageError
-from edgekit.machine.types import Machine
+from edgekit.machine.types import Machine, PoolKind
 from edgekit.sources.types import ModelFiles, Origin
 from edgekit.units import format_bytes
 
@@ -188,6 +188,7 @@ def start(request: EngineStart, settings: Mapping[str, str]) -> OllamaProcess:
         files=files,
         environment=request.environment,
         uses_nvidia=LlamaCppSetup.of(request.setup).uses_nvidia,
+        ram_bytes=request.estimate.in_pool(PoolKind.HOST),
     )
     environment = child_environment(
         {

@@ -54,7 +54,7 @@ from edgekit.engines.program import (
     Verification,
 )
 from edgekit.errors import EngineError, TextError
-from edgekit.machine.types import Machine
+from edgekit.machine.types import Machine, PoolKind
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
 
@@ -191,6 +191,7 @@ def _launch(request: EngineStart) -> Launch:
         drafter_load=replace(request.load, cache_k=cache_k, cache_v=cache_v),
         threads=request.threads,
         environment=request.environment,
+        ram_bytes=request.estimate.in_pool(PoolKind.HOST),
         program=None if request.installation.program == XLLAMACPP_NAME else request.installation,
     )
 
