@@ -153,8 +153,8 @@ examples:
   edgekit together qwen3-8b gemma-3-27b nomic-embed-text-v1.5 -c 32k,16k,2k --device "2x RTX 3090" --ram 64G
   edgekit together qwen3-8b phi-4 gemma-3-12b --for llama-swap > config.yaml
 
-exit codes: 0 all fit, 3 not all fit at the same time, 2 wrong usage or refused by the engine, 4 not found, no access
-or no network, 5 unreadable or unsupported
+exit codes: 0 all fit, or a configuration was printed; 3 not all fit at the same time, 2 wrong usage or refused by the
+engine, 4 not found, no access or no network, 5 unreadable or unsupported
 """
 
 
