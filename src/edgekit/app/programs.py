@@ -66,6 +66,11 @@ class ChosenProgram:
     serves: bool = False  # for `serve`, not for `run`
     note: str = ""  # what the choice costs: "this llama.cpp has no GPU support"
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether other models can be loaded next to this one: the program takes no more than the model needs."""
+        return not self.engine.chooses_repositories
+
     def on_machine(self, machine: Machine) -> Machine:
         """The machine, with only what the program can use of it."""
         return self.program.on_machine(machine, self.installation)

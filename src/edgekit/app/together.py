@@ -34,11 +34,12 @@ from edgekit.plan.fit import (
     with_reserve,
 )
 from edgekit.request import Request, Session
-from edgekit.units import KIB, format_bytes
+from edgekit.units import KIB, about_rate, format_bytes
 
 MOST_MODELS = 8  # every subset of them may have to be tried
 SHORT_TOKENS = (8 * KIB, 4 * KIB, 2 * KIB)  # below the minimum, only proposed
 STEP_TOKENS = 4 * KIB  # equal contexts are multiples of this
+PLACEMENT_TRIES = 3
 LEAST_WEIGHTS_SHARE = (
     0.8  # of the usual weights: so many bytes the smallest that may be chosen have
 )
@@ -54,7 +55,7 @@ class Member:
     bytes_by_memory: tuple[
         int, ...
     ]  # what it takes of each memory, in the order of `Together.uses`
-    missing: str = ""  # what it lacks next to the others: "6.2 GiB of RTX 4090"
+    why_not: str = ""  # "lacks 6.2 GiB of RTX 4090"; "": it fits
 
     @property
     def context_tokens(self) -> int:
@@ -134,7 +135,7 @@ def judge_together(
                 check=check,
                 fits_with_others=fits,
                 bytes_by_memory=sizes,
-                missing="" if fits else search.missing(index, tokens, left),
+                why_not="" if fits else search.why_not(index, tokens, left),
             )
         )
     return Together(
@@ -226,14 +227,25 @@ class _Search:
         return None if best is None else {index: best[index] for index in members}
 
     def _place_in(self, order: Sequence[int], tokens: int) -> dict[int, Check] | None:
-        machine, placed = self.machine, dict[int, Check]()
-        for index in order:
-            check = self._judge(index, tokens, machine)
-            if check is None or not self._is_accepted(index, check):
-                return None
-            placed[index] = check
-            machine = _without(machine, _lines(check.result, self.machine))
-        return None if self._status(placed) is Status.FAILED else placed
+        """Each member on what the ones before it leave.
+
+        The error bounds of all bills together may be more than the reserve. Then so much is held back, and the members
+        are placed again.
+        """
+        held: tuple[MemoryLine, ...] = ()
+        for _ in range(PLACEMENT_TRIES):
+            machine, placed = _without(self.machine, held), dict[int, Check]()
+            for index in order:
+                check = self._judge(index, tokens, machine)
+                if check is None or not self._is_accepted(index, check):
+                    return None
+                placed[index] = check
+                machine = _without(machine, _lines(check.result, self.machine))
+            failed = [use for use in self._uses(placed) if use.status is Status.FAILED]
+            if not failed:
+                return placed
+            held = (*held, *map(_held_back, failed))
+        return None
 
     def share_growth(self, placed: dict[int, Check], tokens: int) -> dict[int, Check]:
         """The same models, each with an equal share of what all of them leave, for caches that grow after the start.
@@ -248,11 +260,7 @@ class _Search:
         if ram is None:
             return placed
         left = max(0, ram.available_bytes - _bytes_in(together, ram.pools))
-        held = MemoryLine(
-            component=Component.PROMPT_CACHE,
-            size_bytes=left * (len(placed) - 1) // len(placed),
-            pool=HOST,
-        )
+        held = _held(HOST, left * (len(placed) - 1) // len(placed))
         shared = dict[int, Check]()
         for index, check in placed.items():
             others = (line for other, part in lines.items() if other != index for line in part)
@@ -269,14 +277,21 @@ class _Search:
             return None
         return next((tokens for tokens in SHORT_TOKENS if self._place(members, tokens)), None)
 
-    def missing(self, index: int, tokens: int, machine: Machine) -> str:
-        """What a model lacks of the memory that the others leave: "6.20 GiB of RTX 4090"; "" if it is not memory."""
+    def why_not(self, index: int, tokens: int, machine: Machine) -> str:
+        """Why a model does not fit on this machine: what it lacks, or how slow it would be."""
+        if not self.alone[index].result.can_load:
+            return "does not fit, even alone"
         check = self._judge(index, max(tokens, MINIMUM_TOKENS), machine)
-        if check is None or not check.result.failed:
-            return ""
-        use = max(check.result.uses, key=lambda use: use.fullness)
+        if check is None:
+            return "no memory is left for it"
+        result = check.result
+        if result.can_load:
+            rate = result.typical_speed
+            slow = "" if rate is None else f": {about_rate(rate)}"
+            return f"would be {result.way.because}{slow}"
+        use = max(result.uses, key=lambda use: use.fullness)
         lack = use.required_bytes - use.budget.available_bytes
-        return f"{format_bytes(lack)} of {use.budget.name}" if lack > 0 else ""
+        return f"lacks {format_bytes(lack)} of {use.budget.name}" if lack > 0 else result.reasons[0]
 
     def _alone(self, index: int) -> Check:
         """The verdict for a model that has the machine to itself. Raises what the check raises."""
@@ -320,8 +335,11 @@ class _Search:
 
     def _status(self, placed: Mapping[int, Check]) -> Status:
         """The verdict on the sum of the bills and of their error bounds."""
+        return _worst(self._uses(placed))
+
+    def _uses(self, placed: Mapping[int, Check]) -> tuple[Usage, ...]:
         combined = _combined([check.result for check in placed.values()], self.machine)
-        return _worst(_use(budget, combined, self.request.max_use) for budget in self.budgets)
+        return tuple(_use(budget, combined, self.request.max_use) for budget in self.budgets)
 
     def _is_hopeless(self, members: Sequence[int]) -> bool:
         """Whether their weights alone are more than all memory. Cheaper than a verdict for each."""
@@ -422,6 +440,20 @@ def _use(budget: Budget, combined: MemoryEstimate, max_use: float | None) -> Usa
         assumed=assumed,
         max_use=max_use,
     )
+
+
+def _held(pool: Pool, size_bytes: int) -> MemoryLine:
+    """Memory that is left to other models."""
+    return MemoryLine(component=Component.PROMPT_CACHE, size_bytes=size_bytes, pool=pool)
+
+
+def _held_back(use: Usage) -> MemoryLine:
+    """What the bills and their bounds are above the free memory, and above what may be used of it."""
+    budget = use.budget
+    over_free = use.required_bytes + use.bound_bytes - budget.free_bytes
+    over_usable = use.required_bytes - int(budget.available_bytes * (use.max_use or 1.0))
+    pool = HOST if HOST in budget.pools else next(iter(budget.pools))
+    return _held(pool, max(over_free, over_usable, 0))
 
 
 def _worst(uses: Iterable[Usage]) -> Status:

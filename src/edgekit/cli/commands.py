@@ -153,8 +153,8 @@ examples:
   edgekit together qwen3-8b gemma-3-27b nomic-embed-text-v1.5 -c 32k,16k,2k --device "2x RTX 3090" --ram 64G
   edgekit together qwen3-8b phi-4 gemma-3-12b --for llama-swap > config.yaml
 
-exit codes: 0 all fit, 3 not all fit at the same time, 2 wrong usage or refused by the engine, 4 not found, no access
-or no network, 5 unreadable or unsupported
+exit codes: 0 all fit, or a configuration was printed; 3 not all fit at the same time, 2 wrong usage or refused by the
+engine, 4 not found, no access or no network, 5 unreadable or unsupported
 """
 
 
@@ -779,11 +779,11 @@ def add_serve(commands: Commands) -> None:
         commands,
         "serve",
         run="serve:run_serve",
-        usage="edgekit serve MODEL [--quant NAME] [--port N] [-c N] [--users N] [options]",
+        usage="edgekit serve MODEL [MODEL ...] [--quant NAME] [--port N] [-c N] [--users N] [options]",
         description=_SERVE_DESCRIPTION,
         epilog=MODEL_FORMS + _SERVE_EXAMPLES + "\n" + ENVIRONMENT,
         options={
-            "MODEL": "GGUF file, hub id or name",
+            "MODEL...": "GGUF file, hub id or name; several share the memory, and are swapped if it is too small",
             "--json": "print events as lines of JSON (docs/run.md)",
             "-q, --quiet": "print only the address, and why the server ended",
             "the server": {
@@ -797,6 +797,7 @@ def add_serve(commands: Commands) -> None:
                 "pause; on-failure:5 gives up after five times",
                 "--allow-host NAME...": "another name of this machine that clients may use (repeatable)",
                 "--allow-origin ORIGIN...": "a site whose pages may use the server: https://chat.example (repeatable)",
+                "--budget SIZE": "memory for all models together, of each GPU or of the RAM: 24G (default: all of it)",
                 "--no-gateway": "start the engine's own server alone: no checks of requests, hosts and origins",
             },
             **USERS,

@@ -117,8 +117,8 @@ def read_request(
         request = replace(request.with_flags(engine, values), context=context)
     if arguments.sinks is not None and not arguments.rolling:
         raise UsageError("--sinks only works with a rolling context: add --rolling")
-    budget = getattr(arguments, "budget", None)  # only `run` has the flag
-    if budget is not None and not program.has_budget:
+    budget = arguments.budget
+    if budget is not None and verb == "run" and not program.has_budget:
         raise UsageError("--budget only works with the built-in engine: add --engine stream")
     start_flags = program.flags_for(
         RunOptions(

@@ -17,7 +17,7 @@ from edgekit.sources.local import absolute_reference
 
 
 def run_together(arguments: argparse.Namespace) -> tuple[str, int]:
-    """The answer as text, JSON or a configuration; exit code 3 if not all models fit."""
+    """The answer as text or JSON, with exit code 3 if not all models fit; or a configuration."""
     request = Request.from_argv(arguments)
     if len(request.engines) > 1:
         raise UsageError("--engine takes the name of one engine here")
@@ -30,9 +30,9 @@ def run_together(arguments: argparse.Namespace) -> tuple[str, int]:
     names = tuple(map(absolute_reference, arguments.models))
     with open_session(arguments, quiet=arguments.json) as session:
         answer = judge_together(names, replace(request, context=None), session, contexts=contexts)
-    code = 0 if answer.all_fit else HardwareError.exit_code
     if program is not None:
-        return configuration(answer, program), code
+        return configuration(answer, program), 0
+    code = 0 if answer.all_fit else HardwareError.exit_code
     if arguments.json:
         return json_text(together_json(answer)), code
     return together_text(answer, screen()), code

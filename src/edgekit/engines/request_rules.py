@@ -85,6 +85,14 @@ class RequestRules:
         return next((endpoint for endpoint in self.endpoints if endpoint.path == path), None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """What a request to one model must keep to."""
+
+    rules: RequestRules = field(repr=False)
+    window_tokens: int  # of one request: prompt and answer
+
+
 COMPLETIONS = (
     Endpoint(path="/v1/chat/completions"),
     Endpoint(path="/v1/completions", prompts="prompt"),

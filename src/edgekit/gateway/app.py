@@ -48,6 +48,7 @@ def create_gateway(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with make_client() as client:
             clients.append(client)
+            await models.begin()
             yield
 
     async def health(_: Request) -> Response:
@@ -138,10 +139,10 @@ class Gate:
             await _send_error(_internal(), counted_send, receive)
         finally:
             self._metrics.in_flight -= 1
-            self._metrics.requests[self._path(head.path), status] += 1
+            self._metrics.count(self._path(head.path), status)
 
     def _path(self, path: str) -> str:
-        """The path for the metrics: strangers must not make up rows."""
+        """The path for the metrics."""
         return path if path in _OWN_PATHS or self._models.answers(path) else "other"
 
 

@@ -12,7 +12,7 @@ from edgekit.engines.request_rules import (
     ImageLimit,
     ListLimit,
     NumberLimit,
-    RequestRules,
+    RequestLimits,
 )
 from edgekit.errors import quoted
 from edgekit.gateway.errors import refused_field
@@ -31,10 +31,9 @@ _CHOICES = ("enum", "anyOf", "oneOf", "allOf", "properties")
 _BOUNDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 
-def check_request(
-    body: Mapping[str, Any], endpoint: Endpoint, rules: RequestRules, window_tokens: int
-) -> None:
+def check_request(body: Mapping[str, Any], endpoint: Endpoint, limits: RequestLimits) -> None:
     """GatewayError, which names the field, for a request that the engine must not get."""
+    rules = limits.rules
     for field, reason in rules.refused.items():
         if body.get(field) not in (None, False, "", [], {}):
             raise refused_field(field, reason)
@@ -43,7 +42,7 @@ def check_request(
     for field, entries in rules.lists.items():
         _check_list(field, body.get(field), entries)
     image_chars = {field: _check_parts(field, body.get(field), rules.images) for field in _MESSAGES}
-    _check_texts(body, endpoint, rules, window_tokens, image_chars)
+    _check_texts(body, endpoint, limits, image_chars)
     if rules.grammars is not None:
         _check_grammars(body, rules.grammars)
 
@@ -82,8 +81,7 @@ def _check_list(field: str, value: object, limit: ListLimit) -> None:
 def _check_texts(
     body: Mapping[str, Any],
     endpoint: Endpoint,
-    rules: RequestRules,
-    window_tokens: int,
+    limits: RequestLimits,
     image_chars: Mapping[str, int],
 ) -> None:
     """More text than the window holds is not even tokenized. The exact number of tokens is the engine's to check."""
@@ -93,24 +91,24 @@ def _check_texts(
         raise refused_field(endpoint.prompts, "must be text or tokens; images belong into messages")
     if all(map(_is_number, several)):  # the tokens of one prompt
         several = []
-    if len(several) > rules.prompts:
+    most = limits.rules.prompts
+    if len(several) > most:
         raise refused_field(
             endpoint.prompts,
-            f"{len(several):,} entries, but at most {rules.prompts:,} in one request: send them in several",
+            f"{len(several):,} entries, but at most {most:,} in one request: send them in several",
         )
     for index, prompt in enumerate(several):
-        _check_text(f"{endpoint.prompts}[{index}]", prompt, 0, rules, window_tokens)
+        _check_text(f"{endpoint.prompts}[{index}]", prompt, 0, limits)
     others_chars = 0
     for field, value in body.items():
         if not (several and field == endpoint.prompts):
             others_chars -= image_chars.get(field, 0)
-            others_chars += _check_text(field, value, others_chars, rules, window_tokens)
+            others_chars += _check_text(field, value, others_chars, limits)
 
 
-def _check_text(
-    field: str, value: object, others_chars: int, rules: RequestRules, window_tokens: int
-) -> int:
+def _check_text(field: str, value: object, others_chars: int, limits: RequestLimits) -> int:
     """The characters of a field. GatewayError if they do not fit into the window together with the others'."""
+    window_tokens = limits.window_tokens
     tokens = len(value) if isinstance(value, list) and value and _is_number(value[0]) else 0
     if tokens > window_tokens:
         raise refused_field(
@@ -118,7 +116,7 @@ def _check_text(
             f"{tokens:,} tokens, but the context holds {window_tokens:,}: shorten it, or serve with a larger -c",
         )
     chars = _chars(value)
-    if others_chars + chars > window_tokens * rules.chars_per_token + SPARE_CHARS:
+    if others_chars + chars > window_tokens * limits.rules.chars_per_token + SPARE_CHARS:
         raise refused_field(
             field,
             f"{others_chars + chars:,} characters cannot fit into a context of {window_tokens:,} tokens: shorten it,"

@@ -130,19 +130,15 @@ class Forward:
         name = body.get("model")
         if not isinstance(name, str | None):
             raise GatewayError("model: must be the name of a model", status=400, param="model")
+        limits = self._models.limits(name or "")
+        endpoint = limits.rules.endpoint(path)
+        if endpoint is None:
+            raise GatewayError(f"{name} has no {path}", status=404, code="unknown_url")
+        await _in_turn(len(raw), lambda: check_request(body, endpoint, limits))
         async with self._models.using(name or "") as upstream:
-            endpoint = upstream.rules.endpoint(path)
-            if endpoint is None:
-                raise GatewayError(
-                    f"{upstream.model} has no {path}", status=404, code="unknown_url"
-                )
-
-            def checked() -> bytes:
-                """Written anew: what was checked is what the engine reads, even if a key occurs twice."""
-                check_request(body, endpoint, upstream.rules, upstream.window_tokens)
-                return json.dumps({**body, "model": upstream.model}).encode()
-
-            content = await _in_turn(len(raw), checked)
+            # Written anew: what was checked is what the engine reads, even if a key occurs twice.
+            body["model"] = upstream.model
+            content = await _in_turn(len(raw), lambda: json.dumps(body).encode())
             await self._pass_on(upstream, endpoint.target, content, send, answered)
 
     async def _pass_on(

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from edgekit.engines.request_rules import RequestLimits
 from edgekit.gateway.errors import unavailable
 from edgekit.gateway.types import ServedModel, Upstream
 
@@ -19,6 +20,9 @@ class OneModel:
     upstream: Upstream | None = None  # None: it has not been ready yet
     problem: Callable[[], str] = field(default=str)  # why the engine cannot answer now; "": it can
     created_s: int = field(default_factory=lambda: int(time.time()))
+
+    async def begin(self) -> None:
+        pass
 
     def listed(self) -> tuple[ServedModel, ...]:
         problem = self._why_not()
@@ -35,12 +39,18 @@ class OneModel:
     def answers(self, path: str) -> bool:
         return self.upstream is None or self.upstream.rules.endpoint(path) is not None
 
+    def limits(self, name: str) -> RequestLimits:  # noqa: ARG002 - any name is this model
+        return self._ready().limits
+
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Upstream]:  # noqa: ARG002 - any name is this model
+        yield self._ready()
+
+    def _ready(self) -> Upstream:
         problem = self._why_not()
         if problem or self.upstream is None:
             raise unavailable(problem)
-        yield self.upstream
+        return self.upstream
 
     def _why_not(self) -> str:
         return self.problem() or ("" if self.upstream else f"{self.name} is loading")

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from edgekit.engines.request_rules import RequestRules
+from edgekit.engines.request_rules import RequestLimits, RequestRules
 from edgekit.server.clients import CONNECTIONS_EACH, MAX_CONNECTIONS
 from edgekit.units import MIB
 
@@ -21,8 +21,12 @@ class Upstream:
     address: str  # "http://127.0.0.1:41234"
     api_key: str | None = field(default=None, repr=False)
     model: str  # the name that the engine knows the model by, and puts into its responses
-    window_tokens: int  # of one request: prompt and answer
+    window_tokens: int
     rules: RequestRules = field(repr=False)
+
+    @property
+    def limits(self) -> RequestLimits:
+        return RequestLimits(rules=self.rules, window_tokens=self.window_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +43,19 @@ class ServedModel:
 class Models(Protocol):
     """The models behind the gateway. Used from the gateway's event loop only."""
 
+    async def begin(self) -> None:
+        """Called once, when the gateway starts. Does not wait for models."""
+
     def listed(self) -> Sequence[ServedModel]: ...
 
     def answers(self, path: str) -> bool:
         """Whether any model may have this endpoint. Decided without loading one."""
+
+    def limits(self, name: str) -> RequestLimits:
+        """Known before the model is loaded, so that nothing is loaded for a request that is refused.
+
+        Raises GatewayError for an unknown name.
+        """
 
     def using(self, name: str) -> AbstractAsyncContextManager[Upstream]:
         """A loaded engine that is in use until the end of the block.

@@ -6,13 +6,16 @@ import json
 import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
 from edgekit.bill.types import Status
 from edgekit.engines import engine_named
+from edgekit.engines.commands import shell_text
+from edgekit.engines.protocol import PRESET_FILE
 from edgekit.errors import UsageError, printable
-from edgekit.machine.types import System
+from edgekit.machine.types import HOST, System
 from edgekit.report.check import check_json, context_words
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import (
@@ -40,7 +43,8 @@ LOAD_TIMEOUT_S = (
     600  # llama-swap's own limit of two minutes is too short for a large model on a disk
 )
 IDLE_S = 300  # after which a model that keeps the others out is unloaded
-HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
+MOST_COLUMNS = 3  # for memories, in a table
 
 
 def together_text(answer: Together, screen: Screen = PLAIN) -> str:
@@ -67,9 +71,12 @@ def _headline(answer: Together) -> str:
     if not fitting:
         return f"None of the {count} models fits {place}, not even alone"
     used = max(answer.uses, key=lambda use: (use.fullness, use.required_bytes))
-    sizes = f"{sizes_words(used.required_bytes, used.budget.available_bytes)} of {used.budget.name}"
-    sizes = sizes.replace(f" of {used.budget.name}", "") if len(answer.uses) == 1 else sizes
-    length = f" at {context_words(answer.context_tokens)}" if answer.context_tokens else ""
+    sizes = sizes_words(used.required_bytes, used.budget.available_bytes)
+    sizes += f" of {used.budget.name}" if len(answer.uses) > 1 else ""
+    length = ""
+    if answer.context_tokens:
+        differ = any(member.context_tokens < answer.context_tokens for member in fitting)
+        length = f" at {'up to ' if differ else ''}{context_words(answer.context_tokens)}"
     if answer.all_fit:
         barely = ", just" if answer.status is Status.WARNING else ""
         both = "Both" if count == 2 else f"All {count}"
@@ -94,48 +101,57 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _table(answer: Together, memories: list[str], width: int) -> list[str]:
-    """A row for each model."""
-    head = ("model", "weights", "context", *memories, "tokens/s", "")
+    """A row for each model. Many cards share a column."""
+    are_many = len(memories) > MOST_COLUMNS
+    ram = [HOST in use.budget.pools for use in answer.uses]
+    columns = ["GPUs", *(["RAM"] if any(ram) else [])] if are_many else memories
     rows = []
     for member in answer.members:
-        result = member.check.result
-        sizes = [format_bytes(size) if size else "-" for size in member.bytes_by_memory]
+        result, sizes = member.check.result, member.bytes_by_memory
+        if are_many:
+            sums = [0, 0]
+            for size, is_ram in zip(sizes, ram, strict=True):
+                sums[is_ram] += size
+            sizes = tuple(sums[: len(columns)])
         speed = result.typical_speed
         rows.append(
             (
                 _shown_name(member),
                 result.quantization,
                 f"{member.context_tokens:,}",
-                *sizes,
+                *(format_bytes(size) if size else "-" for size in sizes),
                 "" if speed is None or not result.can_load else rate_figure(speed),
-                result.way.because if member.fits_with_others else _apart(member),
+                _where(member),
             )
         )
+    head = ("model", "weights", "context", *columns, "tokens/s", "")
     return fitted_table(head, rows, width, left=(0, 1, len(head) - 1))
 
 
-def _apart(member: Member) -> str:
-    return "alone" if member.check.result.can_load else "does not fit, even alone"
+def _where(member: Member) -> str:
+    if member.fits_with_others:
+        return member.check.result.way.because
+    return "if it is alone" if member.check.result.can_load else member.why_not
 
 
 def _advice(answer: Together) -> Iterator[str]:
     """What would have to change for all of them to fit."""
     for member in answer.others:
-        if member.missing and member.check.result.can_load:
-            yield f"{_shown_name(member)} lacks {member.missing} next to the others"
+        if member.check.result.can_load:
+            yield f"next to the others {_shown_name(member)} {printable(member.why_not)}"
     if answer.shorter_tokens is not None:
         yield f"all fit with shorter contexts: -c {answer.shorter_tokens}"
 
 
 def _next_steps(answer: Together) -> Iterator[str]:
     able = [member for member in answer.members if member.check.result.can_load]
-    if not able:
+    if len(able) < 2:
         return
     words = shlex.join(["edgekit", "serve", *(member.reference for member in able)])
     if answer.all_fit:
         yield f"{words} keeps all of them loaded"
     else:
-        yield f"{words} keeps those that fit loaded, and swaps the others in when they are asked for"
+        yield f"{words} keeps those that fit loaded, and loads another in their place when it is asked for"
     yield "--for llama-swap and --for llama-server-router print the same as their configuration"
 
 
@@ -158,7 +174,7 @@ def together_json(answer: Together) -> Json:
             {
                 **fields(member, "reference fits_with_others context_tokens"),
                 "bytes": dict(zip(names, member.bytes_by_memory, strict=True)),
-                "missing": member.missing or None,
+                "why_not": member.why_not or None,
                 "check": check_json(member.check),
             }
             for member in answer.members
@@ -173,9 +189,14 @@ def configuration(answer: Together, program: str) -> str:
     """The file for this program. Raises UsageError if it cannot be written."""
     servers: Servers = {}
     for member in answer.members:
-        command = next((one for one in member.check.ready if one.served_name is not None), None)
-        if command is not None and command.words:
-            servers[_model_id(member, servers)] = member, command
+        ready = member.check.ready
+        command = next((one for one in ready if one.served_name is not None), None)
+        if command is None or not command.words:
+            continue
+        steps = ready[: ready.index(command)]
+        first = [f"run this once: {one.text}" for one in steps if one.program == command.program]
+        command = replace(command, notes=(*first, *command.notes))
+        servers[_model_id(member, servers)] = member, command
     if not servers:
         raise UsageError("no model can be loaded here, so there is nothing to configure")
     left_out = [
@@ -193,11 +214,13 @@ def configuration(answer: Together, program: str) -> str:
     text, words = engine_named(next(iter(engines))).router_preset(commands, most)
     if len(engines) > 1:
         raise UsageError(f"the router runs models of one engine, not of {_listed(engines)}")
+    environment = next(iter(commands.values())).environment
     begin = [
-        f"; save as {words[2]}, then: {shlex.join(words)}",
+        f"; save as {PRESET_FILE}, then: {shell_text(words, environment, answer.machine.system)}",
         f"; any {most} of these models fit at the same time"
         if most > 1
         else "; one model at a time",
+        "; the router also offers other models of llama.cpp's cache, whose memory is not planned here",
         *(f"; {printable(line)}" for line in notes),
     ]
     return "\n".join(begin) + "\n" + text
@@ -224,14 +247,14 @@ def _llama_swap(answer: Together, servers: Servers, notes: Iterable[str]) -> str
     ]
     is_windows = answer.machine.system is System.WINDOWS
     for name, (member, command) in servers.items():
-        words = [*command.words, "--host", HOST]
+        words = [*command.words, "--host", LOOPBACK]
         if any("${" in word for word in words):
             raise UsageError(f"{name}: a path with ${{ would be a macro of llama-swap: rename it")
         text = subprocess.list2cmdline(words) if is_windows else shlex.join(words)
         lines.append(f"  {json.dumps(name)}:")
         lines += [f"    # {printable(note)}" for note in command.notes]
         lines.append(f"    cmd: {json.dumps(text + ' --port ${PORT}')}")
-        lines.append(f'    proxy: "http://{HOST}:${{PORT}}"')
+        lines.append(f'    proxy: "http://{LOOPBACK}:${{PORT}}"')
         if command.environment:
             pairs = [f"{key}={value}" for key, value in command.environment.items()]
             lines.append(f"    env: {json.dumps(pairs)}")

@@ -11,7 +11,7 @@ from tests.unit.gateway.test_images import file_of, url_of
 
 from edgekit.engines.llamacpp.run import request_rules as llamacpp
 from edgekit.engines.mlx import request_rules as mlx
-from edgekit.engines.request_rules import RequestRules
+from edgekit.engines.request_rules import RequestLimits, RequestRules
 from edgekit.engines.vllm import request_rules as vllm
 from edgekit.gateway.checks import check_request
 from edgekit.gateway.errors import GatewayError
@@ -35,7 +35,7 @@ def check(
     endpoint = rules.endpoint(path)
     assert endpoint is not None
     try:
-        check_request(body, endpoint, rules, WINDOW)
+        check_request(body, endpoint, RequestLimits(rules=rules, window_tokens=WINDOW))
     except GatewayError as error:
         return error
     return None
@@ -168,7 +168,7 @@ def test_vllm_requests_that_are_refused(body: dict[str, Any], field: str) -> Non
         ({"adapters": "../x"}, "adapters"),
         ({"draft_model": "someone/else"}, "draft_model"),
         ({"max_tokens": WINDOW + 1}, "max_tokens"),
-        ({"prompt": "a" * (8 * WINDOW + 1)}, "prompt"),
+        ({"prompt": "a" * (40 * WINDOW)}, "prompt"),
     ],
     ids=lambda value: str(value)[:60],
 )
