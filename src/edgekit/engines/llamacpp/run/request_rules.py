@@ -34,7 +34,7 @@ ENDPOINTS = (
     Endpoint(path="/apply-template"),
 )
 MOST_PROBABILITIES = (
-    20  # as OpenAI; 2**31 of them took 170 MB for 300 tokens of a vocabulary of 512
+    20  # as OpenAI; the whole small vocabulary took 170 MB for 300 tokens
 )
 _WHOLE = (
     "max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "n_keep", "n_discard", "n_indent",
