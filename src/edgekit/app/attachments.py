@@ -94,7 +94,7 @@ def _read(path: Path, limit: int, kind: str) -> bytes:
         data = read_small(path, limit=limit)
     except HeaderLimitError as error:
         raise UsageError(
-            f"{path} has {format_bytes(error.value)}, too much for {kind}: at most {format_bytes(limit)}"
+            f"{path} has {error.value:,} bytes, too many for {kind}: at most {format_bytes(limit)}"
         ) from error
     if data is None:
         raise SourceError(f"{path} cannot be read: give a file that this user may read")

@@ -25,6 +25,7 @@ MAX_CONVERSATION_BYTES = 1024 * MIB  # what is read at once: a prompt has at mos
 MAX_MESSAGES = 100_000
 MAX_LISTED = 10_000
 NAME_CHARS = 80
+_OWNER = "conversation INTEGER NOT NULL REFERENCES conversations (id) ON DELETE CASCADE"
 _FILE = UserDatabase(
     name="conversations.db",
     purpose="conversations",
@@ -32,14 +33,29 @@ _FILE = UserDatabase(
     remedy="EdgeKit starts a new one",
     schema=1,
     tables={
-        "conversations": "id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, begun TEXT NOT NULL, "
-        "changed TEXT NOT NULL",
-        "messages": "conversation INTEGER NOT NULL REFERENCES conversations (id) ON DELETE CASCADE, "
-        "number INTEGER NOT NULL, role TEXT NOT NULL, content TEXT NOT NULL, tool_calls TEXT NOT NULL, "
-        "model TEXT NOT NULL, PRIMARY KEY (conversation, number)",
-        "images": "conversation INTEGER NOT NULL REFERENCES conversations (id) ON DELETE CASCADE, "
-        "number INTEGER NOT NULL, place INTEGER NOT NULL, media_type TEXT NOT NULL, data BLOB NOT NULL, "
-        "PRIMARY KEY (conversation, number, place)",
+        "conversations": (
+            "id INTEGER PRIMARY KEY",
+            "name TEXT NOT NULL UNIQUE",
+            "begun TEXT NOT NULL",
+            "changed TEXT NOT NULL",
+        ),
+        "messages": (
+            _OWNER,
+            "number INTEGER NOT NULL",
+            "role TEXT NOT NULL",
+            "content TEXT NOT NULL",
+            "tool_calls TEXT NOT NULL",
+            "model TEXT NOT NULL",
+            "PRIMARY KEY (conversation, number)",
+        ),
+        "images": (
+            _OWNER,
+            "number INTEGER NOT NULL",  # of the message
+            "place INTEGER NOT NULL",  # in the message
+            "media_type TEXT NOT NULL",
+            "data BLOB NOT NULL",
+            "PRIMARY KEY (conversation, number, place)",
+        ),
     },
     checks_whole_file=False,  # it may have gigabytes of images
 )

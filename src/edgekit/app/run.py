@@ -173,7 +173,10 @@ def fetch(
     The request has one engine. Raises DoesNotFitError, and UsageError for a model without weights to run.
     """
     published, opened = _open(reference, request, chosen, session)
-    _require_projector(reference, request, chosen, opened)
+    if _loads_projector_next_to_model(request, chosen):
+        files, known = opened.files, chosen.engine.known_projector
+        if not (files.projectors if files is not None else known(opened, {})):
+            raise _sees_nothing(reference)
     request = _to_embed(request, chosen, opened)
     judged = judge(request, chosen, opened, job, session)
     judged.refuse_or_warn()
@@ -223,21 +226,17 @@ def _projector_key(chosen: ChosenProgram) -> str:
     return next((flag.key for flag in flags if flag.companion == "projector"), "")
 
 
-def _require_projector(
-    reference: str, request: Request, chosen: ChosenProgram, opened: OpenModel
-) -> None:
-    """Raises UsageError if the projector next to the model is to be loaded, and there is none."""
-    wanted = companions_in(chosen.engine.flags, request.values(chosen.engine.name))
-    if wanted.get("projector") != NEXT_TO_MODEL:
-        return
-    files, rules = opened.files, chosen.engine
-    has_one = bool(files.projectors) if files else rules.known_projector(opened, {}) is not None
-    if not has_one:
-        raise UsageError(
-            f"{reference} has no image projector (an mmproj file) next to it: if it is a vision model, name one with"
-            " --mmproj FILE (edgekit download gets it with the model); else choose a model that sees (edgekit search"
-            " --task vision)"
-        )
+def _loads_projector_next_to_model(request: Request, chosen: ChosenProgram) -> bool:
+    companions = companions_in(chosen.engine.flags, request.values(chosen.engine.name))
+    return companions.get("projector") == NEXT_TO_MODEL
+
+
+def _sees_nothing(reference: str) -> UsageError:
+    return UsageError(
+        f"{reference} has no image projector (an mmproj file) next to it: if it is a vision model, name one with"
+        " --mmproj FILE (edgekit download gets it with the model); else choose a model that sees (edgekit search"
+        " --task vision)"
+    )
 
 
 def _to_embed(request: Request, chosen: ChosenProgram, opened: OpenModel) -> Request:
@@ -263,6 +262,8 @@ def _open(
     entry = match.entry
     if ModelPurpose.EMBEDDING in entry.kinds and not chosen.serves:
         raise UsageError(_EMBEDS.format(reference))
+    if ModelPurpose.VISION not in entry.kinds and _loads_projector_next_to_model(request, chosen):
+        raise _sees_nothing(reference)
     if not chosen.engine.loads_gguf:
         if match.note:
             session.notify(EngineMessage(match.note))

@@ -48,7 +48,7 @@ class MemoryLine:
     layer: int | None = None  # None: not of a single layer
     basis: Basis = Basis.EXACT
     because: str = ""  # the arithmetic with this model's numbers
-    within: float | None = None  # MODELLED: the error bound, as a share of the line
+    within: float | None = None  # ASKED, MODELLED: the error bound, as a share of the line
     reserved: bool = True  # False: not allocated at start, may grow to this size (a prompt cache)
     part: str = ""  # the companion it belongs to: "drafter", "projector", "adapter"; "": the model
     first_request: bool = False  # allocated by the first request, not at start
@@ -190,6 +190,11 @@ class MemoryEstimate:
         """Bytes of the reserved lines of these components."""
         return self.total(lambda line: line.component in components)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether it is the bill of the engine itself."""
+        return any(line.basis is Basis.ASKED for line in self.lines)
+
     def in_pool(self, kind: PoolKind) -> int:
         """Bytes of the reserved lines in pools of this kind."""
         return self.total(lambda line: line.pool.kind is kind)
@@ -240,7 +245,7 @@ class MemoryEstimate:
         return self.total_bytes / GIB
 
 
-_STRENGTH = (Basis.EXACT, Basis.MODELLED, Basis.ASSUMED)
+_STRENGTH = (Basis.EXACT, Basis.ASKED, Basis.MODELLED, Basis.ASSUMED)
 
 
 def weakest(bases: Iterable[Basis]) -> Basis:
@@ -377,6 +382,7 @@ class Task:
     window_budget_bytes: int | None = None  # SPEC W2: size of the cache if no context is given
     max_use: float | None = None  # SPEC A1: reject above this share of the usable memory
     reserve_bytes: int | None = None  # overrides the engine's reserve
+    keep_spare: bool = False  # leave spare memory to other models
     own_cache_only: bool = False  # never choose a smaller cache than the engine's default
     nodes: int = 1  # machines like this one, joined by Ray (vLLM)
     alternatives: tuple[str, ...] = ()  # other quantisations that the repository has

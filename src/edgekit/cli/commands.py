@@ -8,6 +8,7 @@ from collections.abc import Callable
 from edgekit.cli.flags import (
     ACCEPTANCE,
     ANY_MODEL,
+    ASK_ENGINE,
     CHOSEN_CONTEXT,
     DEFAULT_NEW_TOKENS,
     DEVICE_FORMS,
@@ -84,6 +85,7 @@ def add_check(commands: Commands) -> None:
             "--quiet": "print the headline only",
             "--why": "add the memory breakdown, the reasons and how each figure is known",
             **PROGRAM,
+            **ASK_ENGINE,
             "--exact": "read the whole header of a remote model, even if its start is enough to answer "
             "(--json always does)",
             "--strict": "exit with code 1 if the model only just fits (tight)",
@@ -142,6 +144,46 @@ def add_compare(commands: Commands) -> None:
     add_engine_flags(parser, engine_names(), context_help=context, without=machine_keys())
 
 
+_TOGETHER_EXAMPLES = """
+Each model runs in an engine process of its own, so every bill counts in full. Without -c all of them get the same
+context, at least 16K. Name the models in the order in which you need them: if not all fit, the first ones stay.
+
+examples:
+  edgekit together qwen3-8b llama-3.1-8b --device "RTX 4090"
+  edgekit together qwen3-8b gemma-3-27b nomic-embed-text-v1.5 -c 32k,16k,2k --device "2x RTX 3090" --ram 64G
+  edgekit together qwen3-8b phi-4 gemma-3-12b --for llama-swap > config.yaml
+
+exit codes: 0 all fit, or a configuration was printed; 3 not all fit at the same time, 2 wrong usage or refused by the
+engine, 4 not found, no access or no network, 5 unreadable or unsupported
+"""
+
+
+def add_together(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "together",
+        run="together:run_together",
+        usage="edgekit together MODEL MODEL ... [-c N | -c N,N,...] [--device NAME] [--for PROGRAM] [options]",
+        description="Which of these models fit in the memory of this machine, or of another, at the same time, and "
+        "with which contexts? Shows what each one takes of every memory and the total; if not all fit, which ones do.",
+        epilog=MODEL_FORMS + _TOGETHER_EXAMPLES + ENVIRONMENT,
+        options={
+            "MODEL...": f"{ANY_MODEL}; two or more, the most important first",
+            **JSON,
+            "-c, --ctx-size, --context N": "context of every model: 16k; or of each, in order: 32k,8k (default: the "
+            "same for all, chosen to fit, from 16k up)",
+            "--for PROGRAM": "print a configuration instead: of llama-swap, or of llama-server-router",
+            **MIN_CONTEXT,
+            **MIN_SPEED,
+            **DEVICES,
+            **LIMITS,
+            **NETWORK,
+            **engine_row(engine_names()),
+        },
+    )
+    add_flags(parser, COMMON, "every engine", (QUANT,))
+
+
 _PLAN_EXAMPLES = """
 examples:
   edgekit plan qwen3-30b-a3b
@@ -168,6 +210,7 @@ def add_plan(commands: Commands) -> None:
             **JSON,
             "--why": "add every decision, what was tried, and how each figure is known",
             **PROGRAM,
+            **ASK_ENGINE,
             "--plot FILE": "draw memory versus context as .svg or .png (needs 'edgekit-models[plot]')",
             **PLAN,
             **PROMPT,
@@ -529,6 +572,7 @@ def add_estimate(commands: Commands) -> None:
             **JSON,
             "--explain": "show the arithmetic of every line",
             "--per-layer": "show what each layer takes",
+            **ASK_ENGINE,
             "--batch FILE": "answer every row of a JSONL file (- is standard input): model, engine, quant, options",
             "--assume": "read no file: apply a rule of thumb to the name alone (Llama-3.1-70B:Q4_K_M)",
             **USERS,
@@ -588,9 +632,8 @@ Without a prompt it starts a chat.
 _RUN_EXAMPLES = """
 examples:
   edgekit run model.gguf -p "Why is the sky blue?" --max-tokens 200
-  edgekit run unsloth/gemma-3-4b-it-GGUF --quant Q4_K_M
   git diff | edgekit run model.gguf --system "Review this change."
-  edgekit run gemma-3-4b --image photo.jpg -p "What is this?"
+  edgekit run unsloth/gemma-3-4b-it-GGUF --quant Q4_K_M --image photo.jpg -p "What is this?"
   edgekit run model.gguf -p "Is it raining in Rome?" --tools tools.json --json
   edgekit run model.gguf --save rome -p "Plan three days in Rome."
   edgekit run --resume rome -p "Make it two days."
@@ -735,7 +778,7 @@ def add_serve(commands: Commands) -> None:
     parser = add_command(
         commands,
         "serve",
-        run="launch:run_serve",
+        run="serve:run_serve",
         usage="edgekit serve MODEL [--quant NAME] [--port N] [-c N] [--users N] [options]",
         description=_SERVE_DESCRIPTION,
         epilog=MODEL_FORMS + _SERVE_EXAMPLES + "\n" + ENVIRONMENT,
@@ -750,6 +793,11 @@ def add_serve(commands: Commands) -> None:
                 "--api-key KEY": "key that clients must send (or LLAMA_API_KEY)",
                 "--insecure": "serve other machines (--host) without --api-key",
                 "-a, --alias NAME": "name of the model for clients",
+                "--restart POLICY": "what to do when the engine dies: no (default), or on-failure, with a growing "
+                "pause; on-failure:5 gives up after five times",
+                "--allow-host NAME...": "another name of this machine that clients may use (repeatable)",
+                "--allow-origin ORIGIN...": "a site whose pages may use the server: https://chat.example (repeatable)",
+                "--no-gateway": "start the engine's own server alone: no checks of requests, hosts and origins",
             },
             **USERS,
             **start_options("serve"),

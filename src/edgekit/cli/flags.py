@@ -56,6 +56,9 @@ MODELS = {"MODEL...": f"{ANY_MODEL}; - reads names from standard input"}
 PROGRAM = {
     "--for PROGRAM": "print only the command or settings for this program: llama-server, ollama, lm-studio ..."
 }
+ASK_ENGINE = {
+    "--ask-engine": "take the memory from a dry run of the llama.cpp on this machine, which allocates nothing"
+}
 USERS = {"--users N": "number of users at the same time, each with a full context: 4"}
 MIN_CONTEXT = {
     "--min-context N": "shortest context to accept (default 16k, or the native context if that is shorter)"

@@ -291,6 +291,7 @@ class ServerLaunch:
         default_factory=dict
     )  # that selects and orders the cards
     uses_nvidia: bool = False
+    ram_bytes: int | None = None  # of the bill; None: unknown
     timeout_s: float = LOAD_TIMEOUT_S
 
 
@@ -494,7 +495,7 @@ def watched(process: ServerProcess, *, warn: Callable[[str], None]) -> Iterator[
 
     An EngineError of the block is replaced by how the process ended, if it did.
     """
-    with Watch(process, warn=warn) as watch:
+    with Watch(process, warn=warn, is_ready=True) as watch:
         try:
             yield watch
         except EngineError as error:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from edgekit.bill.spill import Purpose
     from edgekit.bill.types import Component, Load, MemoryEstimate, Setup, Verdict
     from edgekit.engines.chat import Prompt, TextGenerator
+    from edgekit.engines.request_rules import RequestRules
     from edgekit.machine.types import EngineSpeed, Machine
     from edgekit.model import OpenModel
     from edgekit.model.types import Model
@@ -133,6 +134,8 @@ class RunningEngine:
     rules_version: str = ""  # the engine's version that the bill's rules follow
     rows: tuple[ComparedRow, ...] = ()  # the bill compared with the engine's report, if it has one
     server: Server | None = None  # None: it does not serve HTTP
+    model: str = ""  # the name that the server knows the model by
+    rules: RequestRules | None = None  # what the server may be asked
     guard: MemoryGuard | None = None
 
 
@@ -215,6 +218,11 @@ class EngineProgram(Protocol):
     @property
     def has_budget(self) -> bool:
         """Whether it can limit its process to a number of bytes."""
+        ...
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether its server can demand an API key."""
         ...
 
     @property
@@ -331,12 +339,23 @@ class ReportedSpeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedMemory:
+    """The part of the engine's report that is about one memory."""
+
+    device: int | None  # counted as the engine does; None: RAM
+    weights: MeasuredBytes
+    caches: MeasuredBytes
+    compute: MeasuredBytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
     """The memory that the real engine reports."""
 
     through: str  # the program that reported it: "xllamacpp", "llama-fit-params"
     version: str
     parts: Mapping[Component, MeasuredBytes] = field(repr=False)
+    memories: tuple[ReportedMemory, ...] = field(default=(), repr=False)
     resolved: Mapping[str, str] = field(default_factory=dict)  # its n_ctx, n_seq_max ...
     devices: tuple[str, ...] = ()  # the GPUs that it would use
     seconds: float = 0.0

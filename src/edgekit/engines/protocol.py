@@ -100,6 +100,7 @@ class Offload(NamedTuple):
     everything: bool = False  # no layer is on a device
 
 
+PRESET_FILE = "models.ini"
 MOST_IMAGE_TOKENS = 4096  # where nothing is known; most models scale a larger image down
 
 
@@ -285,6 +286,25 @@ class Engine:
     ) -> tuple[MemoryLine, ...]:
         """The bill of a projector: its weights, and the buffers for one image."""
         return ()
+
+    @rule("asked")
+    def ask(
+        self,
+        _model: Model,
+        _files: ModelFiles | None,
+        _load: Load,
+        _setup: Setup,
+        _own: MemoryEstimate | None,
+        /,
+    ) -> MemoryEstimate:
+        """The bill by a dry run of the engine on this machine, with the parts that it does not report from `own`, which
+        is the bill by its rules; None: they do not know the model. Without `files`, only the geometry is known.
+
+        Raises EngineError if it is not installed or cannot answer, UsageError if it cannot be asked at all.
+        """
+        raise UsageError(
+            f"--ask-engine: {self.name} reports its memory only after it has loaded a model; llama.cpp can be asked"
+        )
 
     # --- programs
 
@@ -573,6 +593,17 @@ class Engine:
     def commands(self, _startup: Startup, /) -> Iterable[Command]:
         """The commands that start it as it was checked, in order. Empty: only an estimate has a command."""
         return ()
+
+    @rule("router")
+    def router_preset(
+        self, _commands: Mapping[str, Command], _most_at_once: int, /
+    ) -> tuple[str, tuple[str, ...]]:
+        """The presets of the engine's own router for these servers by name, and the words that start it with the
+        presets in PRESET_FILE. Raises UsageError.
+        """
+        raise UsageError(
+            f"{self.name} has no router that loads and unloads models: use --for llama-swap"
+        )
 
     @rule("commands")
     def taken(self, verdict: Verdict, /) -> MemoryEstimate:

@@ -21,8 +21,8 @@ class Access:
     """The rules of access. `refusal` is None for a request that is let in."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        own = {*LOOPBACK_NAMES, settings.host.lower(), socket.gethostname().lower()}
-        own |= {f"{name}.local" for name in own if name.isalnum()}
+        machine = socket.gethostname().lower()
+        own = {*LOOPBACK_NAMES, settings.host.lower(), machine, f"{machine}.local"}
         allowed = {name.lower() for name in settings.allowed_hosts}
         self._names = frozenset(own | allowed)
         # With a key, a page of another site gets no further than here: it does not have the key.

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgekit.gateway.access import Access
-from edgekit.gateway.errors import GatewayError, unavailable, unknown_model
+from edgekit.gateway.errors import GatewayError, too_many, unavailable, unknown_model
 from edgekit.gateway.forward import Forward, make_client
 from edgekit.gateway.metrics import CONTENT_TYPE, Metrics
 from edgekit.gateway.types import GatewaySettings, Models, ServedModel
@@ -118,8 +118,9 @@ class Gate:
         self._metrics.in_flight += 1
         try:
             refusal = self._access.refusal(head)
-            if refusal is None and self._metrics.in_flight > self._most:
-                refusal = _too_many(self._most)
+            is_own = head.path in _OWN_PATHS
+            if refusal is None and self._metrics.in_flight > self._most and not is_own:
+                refusal = too_many(f"more than {self._most} requests are running or waiting")
             if refusal is not None:
                 await _send_error(refusal, counted_send, receive)
             elif head.method == "OPTIONS":
@@ -137,10 +138,10 @@ class Gate:
             await _send_error(_internal(), counted_send, receive)
         finally:
             self._metrics.in_flight -= 1
-            self._metrics.requests[self._path(head.path), status] += 1
+            self._metrics.count(self._path(head.path), status)
 
     def _path(self, path: str) -> str:
-        """The path for the metrics: strangers must not make up rows."""
+        """The path for the metrics."""
         return path if path in _OWN_PATHS or self._models.answers(path) else "other"
 
 
@@ -149,15 +150,6 @@ def _internal() -> GatewayError:
         "internal error in EdgeKit; see the terminal that runs it",
         status=500,
         kind="server_error",
-    )
-
-
-def _too_many(most: int) -> GatewayError:
-    return GatewayError(
-        f"more than {most} requests are running or waiting; try again in a moment",
-        status=429,
-        kind="rate_limit_error",
-        headers=((b"retry-after", b"5"),),
     )
 
 
@@ -180,5 +172,6 @@ def malformed_answer() -> tuple[tuple[Header, ...], bytes]:
 
 async def busy(_: Scope, receive: Receive, send: Send) -> None:
     """The application for a connection above the limit."""
-    error = unavailable("too many connections to this server; try again in a moment")
+    problem = "too many connections to this server; try again in a moment"
+    error = unavailable(problem, headers=(CLOSE,))
     await _send_error(error, send, receive)

@@ -12,26 +12,28 @@ from edgekit.engines.request_rules import (
     ImageLimit,
     ListLimit,
     NumberLimit,
-    RequestRules,
 )
 from edgekit.errors import quoted
 from edgekit.gateway.errors import refused_field
 from edgekit.gateway.grammars import GrammarError, gbnf_size, pattern_size
 from edgekit.gateway.images import ImageError, pixels_in
+from edgekit.gateway.types import RequestLimits
 
 # Parts of a message; any other type would be fetched, decoded or unpickled by some engine.
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text"})
+_TEXT_PARTS = frozenset(
+    {"text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text"}
+)
 _IMAGE_PARTS = frozenset({"image_url", "input_image"})
+_MESSAGES = ("messages", "input")  # the fields that have parts
 _PARTS_IN = ("content", "output")
 _DATA_URL = "data:image/"
 _CHOICES = ("enum", "anyOf", "oneOf", "allOf", "properties")
 _BOUNDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 
-def check_request(
-    body: Mapping[str, Any], endpoint: Endpoint, rules: RequestRules, window_tokens: int
-) -> None:
+def check_request(body: Mapping[str, Any], endpoint: Endpoint, limits: RequestLimits) -> None:
     """GatewayError, which names the field, for a request that the engine must not get."""
+    rules = limits.rules
     for field, reason in rules.refused.items():
         if body.get(field) not in (None, False, "", [], {}):
             raise refused_field(field, reason)
@@ -39,8 +41,8 @@ def check_request(
         _check_number(field, body.get(field), number)
     for field, entries in rules.lists.items():
         _check_list(field, body.get(field), entries)
-    _check_texts(body, endpoint, rules, window_tokens)
-    _check_parts(body, rules.images)
+    image_chars = {field: _check_parts(field, body.get(field), rules.images) for field in _MESSAGES}
+    _check_texts(body, endpoint, limits, image_chars)
     if rules.grammars is not None:
         _check_grammars(body, rules.grammars)
 
@@ -77,79 +79,90 @@ def _check_list(field: str, value: object, limit: ListLimit) -> None:
 
 
 def _check_texts(
-    body: Mapping[str, Any], endpoint: Endpoint, rules: RequestRules, window_tokens: int
+    body: Mapping[str, Any],
+    endpoint: Endpoint,
+    limits: RequestLimits,
+    image_chars: Mapping[str, int],
 ) -> None:
     """More text than the window holds is not even tokenized. The exact number of tokens is the engine's to check."""
-    most_chars = window_tokens * rules.chars_per_token + SPARE_CHARS
-    rest = dict(body)
-    prompts = rest.pop(endpoint.prompts, None)
-    if isinstance(prompts, dict) or (
-        isinstance(prompts, list) and any(isinstance(item, dict) for item in prompts)
-    ):
+    prompts = body.get(endpoint.prompts) if endpoint.prompts else None
+    several = prompts if isinstance(prompts, list) else []
+    if isinstance(prompts, dict) or any(isinstance(item, dict) for item in several):
         raise refused_field(endpoint.prompts, "must be text or tokens; images belong into messages")
-    if isinstance(prompts, list) and not all(map(_is_number, prompts)):
-        if len(prompts) > rules.prompts:
-            raise refused_field(
-                endpoint.prompts,
-                f"{len(prompts):,} entries, but at most {rules.prompts:,} in one request: send them in several",
-            )
-        named = [(f"{endpoint.prompts}[{index}]", item) for index, item in enumerate(prompts)]
-    else:
-        named = [(endpoint.prompts, prompts)]
-    named += rest.items()
-    total = 0
-    for field, value in named:
-        tokens = len(value) if isinstance(value, list) and value and _is_number(value[0]) else 0
-        if tokens > window_tokens:
-            raise refused_field(
-                field,
-                f"{tokens:,} tokens, but the context holds {window_tokens:,}: shorten it, or serve with a larger -c",
-            )
-        chars = _chars(value)
-        total += 0 if value is prompts or "[" in field else chars
-        if max(chars, total) > most_chars:
-            raise refused_field(
-                field,
-                f"{max(chars, total):,} characters cannot fit into a context of {window_tokens:,} tokens: shorten"
-                " it, or serve with a larger -c",
-            )
+    if all(map(_is_number, several)):  # the tokens of one prompt
+        several = []
+    most = limits.rules.prompts
+    if len(several) > most:
+        raise refused_field(
+            endpoint.prompts,
+            f"{len(several):,} entries, but at most {most:,} in one request: send them in several",
+        )
+    for index, prompt in enumerate(several):
+        _check_text(f"{endpoint.prompts}[{index}]", prompt, 0, limits)
+    others_chars = 0
+    for field, value in body.items():
+        if not (several and field == endpoint.prompts):
+            others_chars -= image_chars.get(field, 0)
+            others_chars += _check_text(field, value, others_chars, limits)
 
 
-def _check_parts(body: Mapping[str, Any], limit: ImageLimit | None) -> None:
-    """Only text and images inside of the request: an engine would fetch an address, or decode a file of any size."""
-    images, pixels = 0, 0
-    for field in ("messages", "input"):
-        for part in _parts(body.get(field)):
-            kind = part.get("type")
-            if kind in _TEXT_PARTS:
-                continue
-            if kind not in _IMAGE_PARTS:
-                raise refused_field(
-                    field,
-                    f"a part of the type {quoted(kind)} is not supported: send text or image_url",
-                )
-            if limit is None:
-                raise refused_field(field, "this model reads no images: send text only")
-            images += 1
-            if images > limit.images:
-                raise refused_field(field, f"more than {limit.images} images: send fewer at once")
-            url = part.get("image_url")
-            url = url.get("url") if isinstance(url, dict) else url
-            if not (isinstance(url, str) and url.startswith(_DATA_URL)):
-                raise refused_field(
-                    field,
-                    "an image must be in the request itself, as a data URL (data:image/png;base64,...): this server"
-                    " fetches no addresses",
-                )
-            try:
-                pixels += pixels_in(url)
-            except ImageError as error:
-                raise refused_field(field, str(error)) from error
-            if pixels > limit.pixels:
-                raise refused_field(
-                    field,
-                    f"images of {pixels:,} pixels together, but at most {limit.pixels:,}: scale them down",
-                )
+def _check_text(field: str, value: object, others_chars: int, limits: RequestLimits) -> int:
+    """The characters of a field. GatewayError if they do not fit into the window together with the others'."""
+    window_tokens = limits.window_tokens
+    tokens = len(value) if isinstance(value, list) and value and _is_number(value[0]) else 0
+    if tokens > window_tokens:
+        raise refused_field(
+            field,
+            f"{tokens:,} tokens, but the context holds {window_tokens:,}: shorten it, or serve with a larger -c",
+        )
+    chars = _chars(value)
+    if others_chars + chars > window_tokens * limits.rules.chars_per_token + SPARE_CHARS:
+        raise refused_field(
+            field,
+            f"{others_chars + chars:,} characters cannot fit into a context of {window_tokens:,} tokens: shorten it,"
+            " or serve with a larger -c",
+        )
+    return chars
+
+
+def _check_parts(field: str, messages: object, limit: ImageLimit | None) -> int:
+    """The characters of all images, which do not count as text.
+
+    Only text and images inside of the request are let in: an engine would fetch an address, or decode any file.
+    """
+    images, pixels, chars = 0, 0, 0
+    for part in _parts(messages):
+        kind = part.get("type")
+        if not isinstance(kind, str) or kind not in _TEXT_PARTS | _IMAGE_PARTS:
+            raise refused_field(
+                field, f"a part of the type {quoted(kind)} is not supported: send text or image_url"
+            )
+        if kind in _TEXT_PARTS:
+            continue
+        if limit is None:
+            raise refused_field(field, "this model reads no images: send text only")
+        images += 1
+        if images > limit.images:
+            raise refused_field(field, f"more than {limit.images} images: send fewer at once")
+        url = part.get("image_url")
+        url = url.get("url") if isinstance(url, dict) else url
+        if not (isinstance(url, str) and url.startswith(_DATA_URL)):
+            raise refused_field(
+                field,
+                "an image must be in the request itself, as a data URL (data:image/png;base64,...): this server"
+                " fetches no addresses",
+            )
+        chars += len(url)
+        try:
+            pixels += pixels_in(url)
+        except ImageError as error:
+            raise refused_field(field, str(error)) from error
+        if pixels > limit.pixels:
+            raise refused_field(
+                field,
+                f"images of {pixels:,} pixels together, but at most {limit.pixels:,}: scale them down",
+            )
+    return chars
 
 
 def _parts(value: object) -> Iterator[Mapping[str, Any]]:
@@ -170,15 +183,18 @@ def _parts(value: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _check_grammars(body: Mapping[str, Any], limit: GrammarLimit) -> None:
+    chars = 0
     for field in limit.texts:
         text = body.get(field)
-        if isinstance(text, str) and text:
-            _check_size(field, text, gbnf_size, limit)
+        if isinstance(text, str):
+            chars += len(text)
+            _check_size(field, text, chars, gbnf_size, limit)
     for field in limit.schemas:
         for key, value in _pairs(body.get(field)):
             where = f"{field}: {key}"
             if key == "pattern" and isinstance(value, str):
-                _check_size(where, value, pattern_size, limit)
+                chars += len(value)
+                _check_size(where, value, chars, pattern_size, limit)
             elif key in _BOUNDS and _is_number(value) and value > limit.repetitions:
                 raise refused_field(
                     where, f"{value:,} is over the limit of {limit.repetitions:,}: {limit.reason}"
@@ -190,10 +206,12 @@ def _check_grammars(body: Mapping[str, Any], limit: GrammarLimit) -> None:
                 )
 
 
-def _check_size(field: str, text: str, size_of: Callable[[str], int], limit: GrammarLimit) -> None:
-    if len(text) > limit.chars:
+def _check_size(
+    field: str, text: str, all_chars: int, size_of: Callable[[str], int], limit: GrammarLimit
+) -> None:
+    if all_chars > limit.chars:
         raise refused_field(
-            field, f"{len(text):,} characters, but at most {limit.chars:,}: {limit.reason}"
+            field, f"{all_chars:,} characters, but at most {limit.chars:,}: {limit.reason}"
         )
     try:
         size = size_of(text)
@@ -220,12 +238,12 @@ def _pairs(value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _chars(value: object) -> int:
-    """The characters of all texts in a value; images do not count."""
+    """The characters of all texts in a value."""
     total, level = 0, [value]
     while level:
         item = level.pop()
         if isinstance(item, str):
-            total += 0 if item.startswith(_DATA_URL) else len(item)
+            total += len(item)
         elif isinstance(item, dict):
             total += sum(map(len, item))
             level += item.values()

@@ -50,11 +50,27 @@ def refused_field(field: str, problem: str) -> GatewayError:
     return GatewayError(f"{field}: {problem}", status=400, param=field, code="refused_field")
 
 
-def unavailable(reason: str, *, retry_after_s: int = RETRY_AFTER_S) -> GatewayError:
+def unavailable(
+    reason: str, *, retry_after_s: int = RETRY_AFTER_S, headers: tuple[Header, ...] = ()
+) -> GatewayError:
     """503: no engine can answer now."""
     retry_after = (b"retry-after", str(retry_after_s).encode())
     return GatewayError(
-        reason, status=503, kind="server_error", code="engine_unavailable", headers=(retry_after,)
+        reason,
+        status=503,
+        kind="server_error",
+        code="engine_unavailable",
+        headers=(retry_after, *headers),
+    )
+
+
+def too_many(reason: str) -> GatewayError:
+    """429: the gateway has as much to do as it takes on."""
+    return GatewayError(
+        f"{reason}; try again in a moment",
+        status=429,
+        kind="rate_limit_error",
+        headers=((b"retry-after", str(RETRY_AFTER_S).encode()),),
     )
 
 

@@ -45,7 +45,9 @@ def gbnf_size(text: str) -> int:
     """The size of a grammar in llama.cpp's notation."""
     tokens = [token for token in _GBNF_TOKEN.findall(text) if not _BLANK.fullmatch(token)]
     starts = [index - 1 for index, token in enumerate(tokens) if token == "::=" and index]  # noqa: S105
-    ends = [*starts[1:], len(tokens)]
+    if tokens and not starts:
+        raise GrammarError("it has no rules")
+    ends = [*starts[1:], len(tokens)] if starts else []
     bodies = {
         tokens[start]: tokens[start + 2 : end] for start, end in zip(starts, ends, strict=True)
     }

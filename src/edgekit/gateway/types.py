@@ -15,14 +15,26 @@ DEFAULT_PORT = 8080
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """What a request to one model must keep to."""
+
+    rules: RequestRules = field(repr=False)
+    window_tokens: int  # of one request: prompt and answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
     """An engine that is ready."""
 
     address: str  # "http://127.0.0.1:41234"
     api_key: str | None = field(default=None, repr=False)
     model: str  # the name that the engine knows the model by, and puts into its responses
-    window_tokens: int  # of one request: prompt and answer
+    window_tokens: int
     rules: RequestRules = field(repr=False)
+
+    @property
+    def limits(self) -> RequestLimits:
+        return RequestLimits(rules=self.rules, window_tokens=self.window_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +55,12 @@ class Models(Protocol):
 
     def answers(self, path: str) -> bool:
         """Whether any model may have this endpoint. Decided without loading one."""
+
+    def limits(self, name: str) -> RequestLimits:
+        """Known before the model is loaded, so that nothing is loaded for a request that is refused.
+
+        Raises GatewayError for an unknown name.
+        """
 
     def using(self, name: str) -> AbstractAsyncContextManager[Upstream]:
         """A loaded engine that is in use until the end of the block.

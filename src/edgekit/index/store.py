@@ -22,7 +22,7 @@ _FILE = UserDatabase(
     contents="the list of your models",
     remedy="add your models again",
     schema=1,
-    tables={"entries": "id TEXT PRIMARY KEY, entry TEXT NOT NULL"},
+    tables={"entries": ("id TEXT PRIMARY KEY", "entry TEXT NOT NULL")},
 )
 
 

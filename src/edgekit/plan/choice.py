@@ -325,7 +325,8 @@ class _Search:
         change: spare device memory would have to go to that part first, and so would RAM to weights that are streamed.
         """
         placement = candidate.fitting.placement
-        if placement.may_fill or (candidate.step > FEWER_BITS and placement.cards):
+        is_partly_in_ram = candidate.step > FEWER_BITS and placement.cards
+        if is_partly_in_ram or placement.may_fill or self.task.keep_spare:
             return candidate
         if candidate.step < FEWER_BITS and _has_spare(candidate):
             for variant in better:

@@ -213,10 +213,8 @@ def program_rows(programs: Sequence[InstalledProgram]) -> Iterator[str]:
             use = f"; cannot be started: {found.problem}"
         elif item.verbs:
             use = ""
-        elif found.program in item.engine.for_programs:
-            use = f"; not started by EdgeKit: plan MODEL --for {found.program} prints its command"
         else:
-            use = "; answers `verify`"
+            use = "; answers `verify` and --ask-engine"
         yield f"{', '.join(filter(None, facts))}; {where}{use}"
     if not programs:
         engine = default_engine()

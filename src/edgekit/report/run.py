@@ -94,13 +94,13 @@ def generation_json(
     }
 
 
-def ready_json(check: Check, running: RunningEngine, server: Server) -> Json:
-    """The line with the address of the server."""
+def ready_json(check: Check, running: RunningEngine, server: Server, address: str) -> Json:
+    """The line with the address that clients connect to."""
     return {
         "event": "ready",
         "schema": SCHEMA,
-        "address": server.address,
-        "openai_base_url": f"{server.address}/v1",
+        "address": address,
+        "openai_base_url": f"{address}/v1",
         "pid": server.pid,
         "engine_version": running.version,
         **fields(check.result, "context_tokens required_bytes"),
@@ -110,6 +110,10 @@ def ready_json(check: Check, running: RunningEngine, server: Server) -> Json:
         "reported": [row_json(row) for row in running.rows],
         "within": all(row.within for row in running.rows),
     }
+
+
+def restarting_json(why: str, wait_s: float) -> Json:
+    return {"event": "restarting", "schema": SCHEMA, "why": why, "wait_s": wait_s}
 
 
 def ended_json(ended: Ended) -> Json:

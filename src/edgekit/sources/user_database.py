@@ -36,7 +36,7 @@ class UserDatabase:
     contents: str  # "the list of your models"
     remedy: str  # after the damaged file was moved away: "add your models again"
     schema: int  # PRAGMA user_version
-    tables: Mapping[str, str]  # name -> its columns, as in CREATE TABLE
+    tables: Mapping[str, tuple[str, ...]]  # name -> columns and constraints, as in CREATE TABLE
     checks_whole_file: bool = True  # read the whole file before each change
 
     @property
@@ -67,8 +67,8 @@ class UserDatabase:
                 if answer != "ok":
                     raise self.damaged(path, one_line(str(answer), 80))
             if not self._version(database, path):
-                for table, columns in self.tables.items():
-                    database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
+                for table, declared in self.tables.items():
+                    database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(declared)})")
                 database.execute(f"PRAGMA user_version = {self.schema}")
             yield database
             database.execute("COMMIT")
@@ -107,7 +107,7 @@ class UserDatabase:
             query = "SELECT type FROM sqlite_schema WHERE name = ?"
             kind = database.execute(query, (table,)).fetchone()
             columns = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
-            wanted = {words.split()[0] for words in declared.split(", ") if words[0].islower()}
+            wanted = {words.split()[0] for words in declared if words[0].islower()}
             if version and (kind != ("table",) or not wanted <= columns):
                 raise self.damaged(path, f"it has no table of {table}")
         return int(version)

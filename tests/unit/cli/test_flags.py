@@ -32,7 +32,7 @@ COMMANDS_OF: dict[str, set[str]] = {
     "-ctv": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},
     "-ngl": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},
     "--engine": {"check", "plan", "recommend", "search", "compare", "estimate", "run", "serve"},
-    "--json": set(build_parser().commands) - {"index", "catalog"},
+    "--json": set(build_parser().commands) - {"index", "catalog", "conversations"},
     "--offline": {
         "check", "plan", "recommend", "search", "compare", "estimate", "inspect", "verify", "run", "serve", "web", "embed",
     },
@@ -141,7 +141,7 @@ def test_flag_of_other_commands_is_an_error_that_names_them(
     usage, message = usage_error(capsys, "run", MODEL, "--ram", "8G")
     assert usage.startswith("usage: edgekit run MODEL")
     assert message == (
-        "edgekit run: error: run has no flag --ram; it is a flag of recommend, search, plan, check, compare, hardware"
+        "edgekit run: error: run has no flag --ram; it is a flag of recommend, search, plan, check, together, compare, hardware"
     )
 
 

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
@@ -20,8 +21,10 @@ from edgekit.engines import lm_studio, ollama
 from edgekit.engines.discovery import FoundProgram, ask_program, find_programs, in_parallel
 from edgekit.engines.llamacpp.run.binding import (
     FIT_TOOL_NAME,
+    SERVER_NAME,
     XLLAMACPP_NAME,
     child_environment,
+    find_fit_tools,
     has_xllamacpp,
     start_child,
     xllamacpp_version,
@@ -38,8 +41,6 @@ from edgekit.engines.protocol import ANSWER_S
 from edgekit.errors import EngineError, UsageError, one_line
 from edgekit.machine.surroundings import Surroundings
 from edgekit.machine.types import System
-
-SERVER_NAME = "llama-server"
 
 
 class _Backend(NamedTuple):
@@ -111,16 +112,6 @@ def _package_folders(here: Surroundings) -> Iterator[tuple[str, Path]]:
         yield from (
             ("Scoop", folder) for folder in (Path(scoop) / "apps").glob("llama.cpp*/current")
         )
-
-
-def find_fit_tools(here: Surroundings, servers: Iterable[FoundProgram]) -> tuple[FoundProgram, ...]:
-    """llama-fit-params on the PATH, or next to a llama-server."""
-    beside = [
-        (server.origin, folder)
-        for server in servers
-        for folder in dict.fromkeys((server.path.parent, server.path.resolve().parent))
-    ]
-    return find_programs(FIT_TOOL_NAME, here, beside)
 
 
 def _server(found: FoundProgram, timeout_s: float) -> Iterator[Installation]:
@@ -293,20 +284,30 @@ def _ask_wheel(timeout_s: float) -> tuple[str, tuple[str, ...], str]:
 
 
 def _ollama(here: Surroundings, timeout_s: float) -> Iterator[Installation]:
-    """Ollama, which has a llama.cpp of its own that only it can start with its GPU libraries."""
+    """Ollama's program, of which EdgeKit starts a server of its own, and the server that runs already."""
     found = ollama.find_ollama_program(here, timeout_s=timeout_s)
     if found is None:
         return
-    path = "" if found.program is None else str(found.program.path)
-    yield Installation(
+    listed = Installation(
         program="ollama",
-        origin="running server" if found.server else found.program.origin if found.program else "",
-        path=found.server.address if found.server else path,
+        origin="running server",
+        path="",
         version=found.version,
         backends=_backends((), found.library_folders) if found.library_folders else (),
         rules_version=version_name(*default_version()),
-        problem=found.problem,
     )
+    if found.program is not None:
+        yield replace(
+            listed,
+            origin=found.program.origin,
+            path=str(found.program.path),
+            problem=found.problem,
+        )
+    if found.server is not None:
+        problem = "it keeps the settings that it was started with"
+        if found.program is None:
+            problem = "its program is not on this machine's PATH"
+        yield replace(listed, path=found.server.address, problem=problem)
 
 
 def _lm_studio() -> Iterator[Installation]:

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 # How the message of a prompt begins that is longer than the window.
 TOO_LONG = "the prompt is longer than the window"
+_BAD_REQUEST = 400
 _DEFAULT_MODEL = "default_model"  # mlx_lm/server.py: the model of the command line
 
 Tell = Callable[..., None]
@@ -77,7 +78,11 @@ def _fail(why: str) -> NoReturn:
 
 def _check_names(server: Any) -> None:
     """AttributeError if mlx-lm lacks what is changed here."""
-    for owner, name in (("ModelProvider", "load"), ("ResponseGenerator", "_tokenize")):
+    for owner, name in (
+        ("ModelProvider", "load"),
+        ("ResponseGenerator", "_tokenize"),
+        ("APIHandler", "_set_completion_headers"),
+    ):
         getattr(getattr(server, owner), name)
 
 
@@ -106,21 +111,31 @@ def _serve_one_model(server: Any, mx: Any, tell: Tell) -> None:
     server.ModelProvider.load = load_default
 
 
+class _TooLongError(ValueError):
+    pass
+
+
 def _keep_to_window(server: Any, window_tokens: int) -> None:
     """Refuses a prompt that is longer than the window, and ends an answer where the window does."""
+    set_headers = server.APIHandler._set_completion_headers  # noqa: SLF001
     tokenize = server.ResponseGenerator._tokenize  # noqa: SLF001 - where the tokens of a prompt are first known
 
     def tokenize_within(generator: Any, tokenizer: Any, request: Any, arguments: Any) -> Any:
         result = tokenize(generator, tokenizer, request, arguments)
         count = len(result[0] if isinstance(result, tuple) else result)
         if count >= window_tokens:
-            raise ValueError(
+            raise _TooLongError(
                 f"{TOO_LONG}: it has {count:,} tokens, and the window holds {window_tokens:,} with the answer"
             )
         arguments.max_tokens = min(arguments.max_tokens, window_tokens - count)
         return result
 
+    def set_headers_for(handler: Any, status: int = 200) -> None:
+        is_ours = isinstance(sys.exc_info()[1], _TooLongError)
+        set_headers(handler, _BAD_REQUEST if is_ours else status)
+
     server.ResponseGenerator._tokenize = tokenize_within  # noqa: SLF001
+    server.APIHandler._set_completion_headers = set_headers_for  # noqa: SLF001
 
 
 def _report_address(tell: Tell) -> None:

@@ -19,6 +19,7 @@ from edgekit.engines.chat import Prompt
 from edgekit.engines.mlx.child import TOO_LONG
 from edgekit.engines.mlx.commands import server_words
 from edgekit.engines.mlx.quantization import AS_STORED
+from edgekit.engines.mlx.request_rules import request_rules
 from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.engines.openai_client import OPENAI_NAMES, OpenAiClient
 from edgekit.engines.ports import connectable, in_address
@@ -70,6 +71,7 @@ class MlxProgram:
     install: str = INSTALL
     loads_shards: bool = True
     has_budget: bool = False
+    has_keys: bool = False
 
     def find(self) -> Installation | None:
         """mlx-lm in this Python environment."""
@@ -152,6 +154,8 @@ class MlxStarter:
                 version=running.version,
                 rows=(compare_weights(request, running),),
                 server=running,
+                model=running.server.title,
+                rules=request_rules(window_tokens=window),
                 guard=watch,
             )
 
@@ -188,8 +192,6 @@ class MlxProcess(ServerProcess):
 
 def start(request: EngineStart) -> MlxProcess:
     """Starts mlx_lm.server until its model is loaded."""
-    if request.address.api_key is not None:
-        raise UsageError("mlx_lm.server knows no keys: leave out --no-gateway")
     folder = request.weights.model
     launch = ServerLaunch(
         program="mlx-lm",

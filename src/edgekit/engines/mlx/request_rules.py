@@ -13,8 +13,6 @@ from edgekit.engines.request_rules import (
 )
 
 MOST_PROBABILITIES = 10  # mlx_lm.server's own limit
-# Ordinary text has 3 to 6 characters a token; nothing but this rule limits a prompt.
-CHARS_PER_TOKEN = 4
 _LOADS = "mlx_lm.server would load other weights for it; start a server with them"
 _REFUSED = {
     "adapters": _LOADS,
@@ -46,5 +44,4 @@ def request_rules(*, window_tokens: int) -> RequestRules:
         },
         lists=_LISTS,
         refused=_REFUSED,
-        chars_per_token=CHARS_PER_TOKEN,
     )

@@ -30,6 +30,7 @@ class NativeProgram:
     name = "stream"
     loads_shards = False
     has_budget = True
+    has_keys = False
     install = "pip install 'edgekit-models[embed]'"
 
     def find(self) -> Installation:

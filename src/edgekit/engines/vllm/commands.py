@@ -48,6 +48,7 @@ def commands(startup: Startup) -> Iterator[Command]:
         words += ["--distributed-executor-backend", "ray"]
     notes = ["run this on the first machine, after all machines have joined"] if nodes > 1 else []
     serve = startup.command(PROGRAM, "vllm serve", words, startup.environment, notes)
+    serve = replace(serve, served_name=startup.repository_word)
     yield replace(serve, where=_FIRST_MACHINE if nodes > 1 else "")
 
 

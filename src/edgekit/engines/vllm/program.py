@@ -34,6 +34,7 @@ from edgekit.engines.program import (
     RunOptions,
 )
 from edgekit.engines.vllm.commands import server_words, taken
+from edgekit.engines.vllm.request_rules import request_rules
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import UsageError
 from edgekit.machine.types import Machine
@@ -68,6 +69,7 @@ class VllmProgram:
     install: str = "pip install vllm (Linux with an NVIDIA GPU)"
     loads_shards: bool = True
     has_budget: bool = False
+    has_keys: bool = True
 
     def find(self) -> Installation | None:
         """VLLM in this Python environment."""
@@ -130,6 +132,8 @@ class VllmStarter:
                 version=running.version,
                 rows=tuple(compare(taken(request.verdict), running.log)),
                 server=running,
+                model=running.server.title,
+                rules=request_rules(window_tokens=window, reads_images=False),
                 guard=watch,
             )
 

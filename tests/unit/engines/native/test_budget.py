@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.embed_models import write_model
@@ -18,6 +19,7 @@ from edgekit.units import MIB
 RUN = """
 import atexit, runpy, sys
 from pathlib import Path
+from typing import Any
 def show_peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     print("peak", next(line for line in lines if line.startswith("VmHWM")), file=sys.stderr)
@@ -30,7 +32,7 @@ runpy.run_module("edgekit", run_name="__main__")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """103 MB of weights in 28 matrices, more than any of the budgets."""
     path = tmp_path_factory.mktemp("models") / "model.gguf"
-    shape = {"layers": 4, "width": 1024, "inner": 2816, "heads": 16, "kv_heads": 16}
+    shape: dict[str, Any] = {"layers": 4, "width": 1024, "inner": 2816, "heads": 16, "kv_heads": 16}
     return write_model(path, "llama", kind="F16", spread=0.1, **shape)
 
 

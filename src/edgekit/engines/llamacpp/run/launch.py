@@ -38,6 +38,7 @@ class Launch:
     threads: int | None = None  # None: one per core
     environment: Mapping[str, str] = field(default_factory=dict)  # selects and orders the cards
     program: Installation | None = None  # llama-server; None: the xllamacpp wheel
+    ram_bytes: int | None = None  # of the bill; None: unknown
     timeout_s: float = LOAD_TIMEOUT_S
 
     @property
@@ -74,6 +75,7 @@ class Launch:
             mapped=frozenset(models) if self.setup.use_mmap else frozenset(),
             environment=self.environment,
             uses_nvidia=self.setup.uses_nvidia,
+            ram_bytes=self.ram_bytes,
             timeout_s=self.timeout_s,
         )
 

@@ -43,8 +43,16 @@ from edgekit.engines.program import (
     RunningEngine,
     RunOptions,
 )
+from edgekit.engines.request_rules import (
+    COMPLETIONS,
+    EMBEDDINGS,
+    RESPONSES,
+    ListLimit,
+    NumberLimit,
+    RequestRules,
+)
 from edgekit.errors import EngineError, UsageError
-from edgekit.machine.types import Machine
+from edgekit.machine.types import Machine, PoolKind
 from edgekit.sources.types import ModelFiles, Origin
 from edgekit.units import format_bytes
 
@@ -65,6 +73,7 @@ _OPTIONS = {
     "repeat_penalty": "repeat_penalty",
     "repeat_last": "repeat_last_n",
 }
+_CHARS_PER_TOKEN = 4  # of ordinary text 3 to 6
 _TOO_LONG = r"exceeds? the (?:available )?context"
 
 
@@ -74,6 +83,7 @@ class OllamaProgram:
     install: str = _INSTALL
     loads_shards: bool = False
     has_budget: bool = False
+    has_keys: bool = False
 
     def find(self) -> None:
         """It has to be searched for and asked."""
@@ -140,11 +150,24 @@ class OllamaStarter:
                     rules_version=request.installation.rules_version,
                     rows=rows,
                     server=running,
+                    model=model,
+                    rules=_request_rules(client.window_tokens),
                     guard=watch,
                 )
             finally:
                 with suppress(EngineError):
                     client.delete(model)
+
+
+def _request_rules(window_tokens: int) -> RequestRules:
+    """Ollama silently shortens a prompt that is longer than the window, so long text is refused before."""
+    length = NumberLimit(most=window_tokens, reason="the context that the server was planned for")
+    return RequestRules(
+        endpoints=(*COMPLETIONS, EMBEDDINGS, RESPONSES),
+        numbers={"max_tokens": length, "max_completion_tokens": length},
+        lists={"tools": ListLimit(most=1024, reason="they are part of the prompt")},
+        chars_per_token=_CHARS_PER_TOKEN,
+    )
 
 
 class OllamaProcess(ServerProcess):
@@ -156,8 +179,6 @@ class OllamaProcess(ServerProcess):
 def start(request: EngineStart, settings: Mapping[str, str]) -> OllamaProcess:
     """Starts `ollama serve` until it answers; it has loaded no model then."""
     at = request.address
-    if at.api_key is not None:
-        raise UsageError("Ollama knows no keys: leave out --no-gateway")
     files = () if request.weights.name else (request.weights.model,)
     launch = ServerLaunch(
         program="Ollama",
@@ -167,6 +188,7 @@ def start(request: EngineStart, settings: Mapping[str, str]) -> OllamaProcess:
         files=files,
         environment=request.environment,
         uses_nvidia=LlamaCppSetup.of(request.setup).uses_nvidia,
+        ram_bytes=request.estimate.in_pool(PoolKind.HOST),
     )
     environment = child_environment(
         {

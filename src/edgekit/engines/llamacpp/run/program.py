@@ -29,6 +29,7 @@ from edgekit.engines.llamacpp.run.engine import start
 from edgekit.engines.llamacpp.run.engine_log import LoggedAllocations
 from edgekit.engines.llamacpp.run.generated import generated_files
 from edgekit.engines.llamacpp.run.launch import Launch
+from edgekit.engines.llamacpp.run.request_rules import request_rules
 from edgekit.engines.llamacpp.run.verification import compare, verify_model
 from edgekit.engines.llamacpp.setups import describe
 from edgekit.engines.llamacpp.setups import setup as read_setup
@@ -53,7 +54,7 @@ from edgekit.engines.program import (
     Verification,
 )
 from edgekit.errors import EngineError, TextError
-from edgekit.machine.types import Machine
+from edgekit.machine.types import Machine, PoolKind
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
 
@@ -74,6 +75,7 @@ class LlamaCppProgram:
     install: str
     loads_shards: bool = True
     has_budget: bool = False
+    has_keys: bool = True
 
     def find(self) -> Installation | None:
         """The wheel is found by its package; llama-server has to be searched for and asked."""
@@ -163,6 +165,12 @@ class LlamaCppStarter:
                     request.estimate, running.allocations, running.files.size_bytes
                 ),
                 server=running,
+                model=running.launch.at.alias,
+                rules=request_rules(
+                    window_tokens=window_tokens,
+                    slots=int(resolved.get("n_seq_max") or request.load.sequences or 1),
+                    reads_images=request.weights.projector is not None,
+                ),
                 guard=watch,
             )
 
@@ -183,6 +191,7 @@ def _launch(request: EngineStart) -> Launch:
         drafter_load=replace(request.load, cache_k=cache_k, cache_v=cache_v),
         threads=request.threads,
         environment=request.environment,
+        ram_bytes=request.estimate.in_pool(PoolKind.HOST),
         program=None if request.installation.program == XLLAMACPP_NAME else request.installation,
     )
 
