@@ -169,6 +169,7 @@ class _Search:
         """The largest set that fits, and its equal context. Empty if not even one model fits."""
         indices = range(len(self.models))
         for count in range(len(self.models), 0, -1):
+            self.session.tell(f"trying sets of {count} models")
             for members in combinations(indices, count):
                 if not self._is_hopeless(members) and (found := self._longest(members)):
                     return found
