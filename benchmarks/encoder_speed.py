@@ -150,7 +150,7 @@ def _ours_minilm(path: str) -> dict[str, Any]:
 
 def _torch_minilm(folder: str) -> dict[str, Any]:
     import torch  # type: ignore[import-not-found] # installed in the other interpreter
-    from transformers import BertModel  # type: ignore[import-not-found] # installed in the other interpreter
+    from transformers import BertModel  # installed in the other interpreter
 
     torch.set_num_threads(1)
     model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()

@@ -1,7 +1,7 @@
 """llama.cpp's server as a program, for tests: llama.cpp's own parser of arguments and its own server, from the wheel.
 
-PyPI has no llama-server. The wheel's library exports the function that llama-server parses its arguments with, and the
-wheel's CommonParams object holds the structure that it fills.
+PyPI has no llama-server. The wheel's library exports the function that llama-server parses its arguments with, which
+answers --version and --list-devices itself, and the wheel's CommonParams object holds the structure that it fills.
 """
 
 from __future__ import annotations
@@ -14,18 +14,13 @@ _SCRIPT = """\
 import ctypes, signal, sys, threading
 from importlib.metadata import version
 
-NUMBER = version("xllamacpp").rpartition(".")[2]
-if "--version" in sys.argv:
-    print(f"version: 0.6.0-dev (build {{NUMBER}}, commit 0000000)", file=sys.stderr)
-    sys.exit()
-if "--list-devices" in sys.argv:
-    print("Available devices:\\n  (none)")
-    sys.exit()
-
 import xllamacpp
 from xllamacpp import xllamacpp as module
 
 library = ctypes.CDLL(module.__file__)
+# The wheel is built from an archive, without the number that a build in the repository has.
+number = int(version("xllamacpp").rpartition(".")[2])
+ctypes.c_int.in_dll(library, "LLAMA_BUILD_NUMBER").value = number
 parse = library._Z19common_params_parseiPPcR13common_params13llama_examplePFviS0_E
 parse.restype = ctypes.c_bool
 parse.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]

@@ -27,6 +27,7 @@ EdgekitError
 ├── DeadlineError                the time limit was exceeded
 ├── HardwareError                the machine has no hardware for the engine
 ├── RefusedError                 the engine would refuse these options or this model
+│   └── NewArchitectureError     an architecture that EdgeKit's rules of the engine do not know
 ├── ContextTooLargeError         more tokens than the context holds
 ├── KvSpillUnsupportedError      a KV cache cannot be spilled: too slow to read back, or no space
 ├── PredictionError              the real engine runs what EdgeKit refuses
@@ -211,6 +212,10 @@ class RefusedError(EdgekitError):
     """The engine would not run this. The message is the engine's reason."""
 
     exit_code = 2
+
+
+class NewArchitectureError(RefusedError):
+    """EdgeKit's rules of the engine do not know the architecture; the engine itself may."""
 
 
 class ContextTooLargeError(EdgekitError):

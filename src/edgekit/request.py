@@ -70,6 +70,8 @@ class Session:
     confirm: Callable[[Download], bool] | None = field(default=None, repr=False)
     # Prices a load together with its draft model, projector and adapters; None: they are opened for each answer.
     pricing: Pricing | None = field(default=None, repr=False)
+    # The engine on this machine may be asked about models that its rules here do not know.
+    may_ask: bool = False
     # The engine is started by EdgeKit, which loads no projector that was not requested.
     text_only: bool = False
     # Called with the events of app/run.py while an engine starts.
@@ -115,6 +117,7 @@ class Request:
     drafter: bool = True
     acceptance: float | None = None  # share of the drafted tokens that are accepted
     purpose: ModelPurpose | None = None  # None: chat
+    ask_engine: bool = False  # the bill is that of the engine on this machine
     limit: int | None = None  # number of models to recommend
     all_sizes: bool = False  # several models of a family, not only the best
     # only for run and serve
@@ -347,6 +350,7 @@ def _parsed(
         min_context=number("min_context", 0),
         min_speed=parsed("min_speed", read_min_speed),
         prompt_tokens=read_number("--prompt", fields.get("prompt_tokens"), 1),
+        ask_engine=bool(fields.get("ask_engine")),
         window_budget_bytes=parsed(
             "window_budget", lambda text: read("--window-budget", parse_size, text)
         ),

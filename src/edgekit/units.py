@@ -14,6 +14,7 @@ class Basis(enum.Enum):
     """How a number is known. Every figure in an answer has one of these."""
 
     EXACT = "exact"  # read from the file, or computed by a rule that is tested to the byte
+    ASKED = "asked"  # the engine's own figure, from a dry run on this machine
     MODELLED = "modelled"  # a rule with a stated error
     ASSUMED = "assumed"  # a documented guess
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.documented import documented
+from tests.programs import PROGRAMS
 from tests.unit.report.verdicts import (
     RECORDED,
     TOO_LARGE,
@@ -126,7 +127,11 @@ def test_json_tsv_names_every_key() -> None:
         check_json(with_users),
         check_json(check_from_lines(speed=speed, speculation=drafting)),
     ]
-    documents += [checks_json([TOO_LARGE, missing]), hardware_json(HERE), hardware_json(mac(36))]
+    documents += [
+        checks_json([TOO_LARGE, missing]),
+        hardware_json(HERE, PROGRAMS),
+        hardware_json(mac(36)),
+    ]
     documents += [devices_json()]
     keys = set(keys_of(documents, without=frozenset({"estimate", "engines"})))
     assert keys == documented("check", "check, several", "hardware", "hardware --devices")

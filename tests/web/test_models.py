@@ -25,8 +25,8 @@ from edgekit.app.open import ResolvedModel, open_named
 from edgekit.errors import CancelledError, NotFoundError
 from edgekit.model import open_model
 from edgekit.request import Session
+from edgekit.server import clients
 from edgekit.sources.types import Origin, Reach
-from edgekit.web import limits
 from edgekit.web import models as web_models
 from edgekit.web.failures import TooManyError
 from edgekit.web.models import OpenedModels
@@ -240,7 +240,7 @@ def has_response(connection: socket.socket) -> bool:
 
 def test_call_whose_client_left_before_its_turn_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     opening = FakeOpening(monkeypatch)
-    monkeypatch.setattr(limits, "LONG_EACH", 1)
+    monkeypatch.setattr(clients, "LONG_EACH", 1)
     with start(WebSettings(port=0)) as address:
         first = post_without_reading(address, "/api/v1/check", {"model": "org/first"})
         opening.wait_until_running(1)

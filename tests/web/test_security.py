@@ -20,14 +20,15 @@ from starlette.types import ASGIApp
 from tests.patience import PATIENCE_S, wait_until
 from tests.web.serving import Reply, ask, start
 
+from edgekit.server import bodies, connections
+from edgekit.server.clients import MAX_CLIENTS, Rates, network_of
+from edgekit.server.requests import MAX_HEAD_BYTES
 from edgekit.web import security, serving
 from edgekit.web.app import PAGES
-from edgekit.web.limits import MAX_CLIENTS, Rates, network_of
 from edgekit.web.security import (
     BYE,
     CALLS_EACH,
     CONTENT_POLICY,
-    MAX_HEAD_BYTES,
     MAX_QUERY_BYTES,
     STREAMS_EACH,
     WRONG_TOKENS_PER_S,
@@ -354,14 +355,14 @@ class TestBodies:
     def test_too_large_body_is_refused_before_it_arrives(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(security, "DRAINED_S", 0.2)
+        monkeypatch.setattr(bodies, "DRAINED_S", 0.2)
         head = f"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10**15}\r\nExpect: 100-continue\r\n\r\n"
         assert send_raw(server, head.encode()).startswith(b"HTTP/1.1 413 ")
 
     def test_endless_chunked_body_is_cut_off(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(security, "DRAINED_BYTES", 2_000_000)
+        monkeypatch.setattr(bodies, "DRAINED_BYTES", 2_000_000)
         host, _, port = server.removeprefix("http://").partition(":")
         sent = 0
         with closing(socket.create_connection((host, int(port)), PATIENCE_S)) as connection:
@@ -384,7 +385,7 @@ class TestBodies:
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(security, "BODY_TIMEOUT_S", 0.2)
-        monkeypatch.setattr(security, "DRAINED_S", 0.2)
+        monkeypatch.setattr(bodies, "DRAINED_S", 0.2)
         head = b"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
         answer = send_raw(server, head)
         assert answer.startswith(b"HTTP/1.1 408 ")
@@ -442,14 +443,14 @@ class TestHeads:
     def test_head_that_does_not_arrive_times_out(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(serving, "HEAD_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
         for head in (b"", b"GET / HTT"):
             assert send_raw(server, head) == b""
 
     def test_unfinished_head_on_a_reused_connection_times_out(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(serving, "HEAD_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
         place = server.removeprefix("http://")
         with closing(http.client.HTTPConnection(place, timeout=PATIENCE_S)) as client:
             client.request("GET", "/healthz")
@@ -543,7 +544,7 @@ class TestConnections:
     def test_connections_per_client_are_limited(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(serving, "CONNECTIONS_EACH", 3)
+        monkeypatch.setattr(serving.PageProtocol, "connections_each", 3)
         held = [accepted_connection(server) for _ in range(3)]
         with closing(connect(server)) as refused, suppress(ConnectionError):
             assert refused.recv(100) == b""
@@ -554,7 +555,7 @@ class TestConnections:
     def test_connections_beyond_the_limit_get_503(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(serving, "MAX_CONNECTIONS", 1)
+        monkeypatch.setattr(serving.PageProtocol, "max_connections", 1)
         with closing(accepted_connection(server)):
             call, page = ask(server, CALL), ask(server, "/")
         assert (call.status, call.error["type"]) == (503, "BusyError")
@@ -564,17 +565,17 @@ class TestConnections:
     def test_connection_whose_client_does_not_read_is_closed(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(serving, "READ_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(connections, "READ_TIMEOUT_S", 0.2)
         large = Response(b"x" * 50_000_000)
         monkeypatch.setattr("edgekit.web.app.asset_answer", lambda *_: large)
         lost: list[int] = []
-        original = serving.PatientProtocol.connection_lost
+        original = connections.PatientProtocol.connection_lost
 
         def connection_lost(protocol: Any, error: Exception | None) -> None:
             original(protocol, error)
             lost.append(protocol.client[1])
 
-        monkeypatch.setattr(serving.PatientProtocol, "connection_lost", connection_lost)
+        monkeypatch.setattr(connections.PatientProtocol, "connection_lost", connection_lost)
         with closing(socket.socket()) as unread:
             unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             unread.settimeout(PATIENCE_S)

@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from edgekit.app.asked import choose_with_engine
 from edgekit.app.estimate import EstimateAnswer, bill_of, check_acceptance, task_of, values_of
 from edgekit.app.open import (
     ResolvedModel,
     answer_with_fallback,
-    choose_file,
     open_named,
 )
 from edgekit.bill.types import Change, Task, Verdict
@@ -82,7 +82,8 @@ def check_all(
 
     def check_one(name: str) -> list[Answer]:
         reach = replace(session.reach, progress=None, traffic=Traffic())
-        return check(name, request, Session(reach=reach), depth=depth, with_changes=False)
+        own_session = Session(reach=reach, may_ask=session.may_ask)
+        return check(name, request, own_session, depth=depth, with_changes=False)
 
     from edgekit.sources.http import side_by_side
 
@@ -240,10 +241,12 @@ def check_opened(
     if command is not None:
         notes = dict.fromkeys((*bill.notes, *command.notes))
         bill = replace(bill, command=command.text, notes=tuple(notes))
+    # For a model that only the engine knows, each further load would be a start of it.
+    is_unknown = not request.ask_engine and result.estimate.is_asked
     return Check(
         bill=bill,
         result=result,
-        changes=changes(task, result) if with_changes else (),
+        changes=changes(task, result) if with_changes and not is_unknown else (),
         flags=typed(settled),
         ready=ready,
         is_remote=opened.files is None or opened.files.origin.is_remote,
@@ -274,7 +277,7 @@ def judge_model(
             return task, values
         return replace(task, variants=resolved.variants(opened, engine, task.start)), values
 
-    if opened.whole is not None:
+    if opened.whole is not None and not request.ask_engine:
         # After an error here the whole header decides: its start may not be enough to describe the model.
         with suppress(RefusedError, HeaderError, UnknownArchitectureError):
             task, values = task_for(opened)
@@ -291,8 +294,10 @@ def judge_model(
                 return opened, task, values, result
         if opened.whole is not None:
             opened = opened.whole()
+    elif opened.whole is not None:
+        opened = opened.whole()
     task, values = task_for(opened)
-    opened, task, choice = choose_file(opened, task, session.reach)
+    opened, task, choice = choose_with_engine(opened, task, request, session)
     return opened, task, values, result_of(choice)
 
 

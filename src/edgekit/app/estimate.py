@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from edgekit.app.asked import asked_estimate
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.bill.types import (
     OWN_LAYERS,
@@ -92,7 +93,10 @@ def estimate_named(resolved: ResolvedModel, request: Request, session: Session) 
     header = None if session.text_only else projector_to_load(opened, rules, values, session.reach)
     if header is not None:
         price = with_lines(price, partial(rules.projector_lines, header))
-    bill = bill_of(opened, rules, values, load=load, setup=setup, estimate=price(load, setup))
+    asked = asked_estimate(opened, rules, price, load, setup, request=request, session=session)
+    bill = bill_of(
+        opened, rules, values, load=load, setup=setup, estimate=asked or price(load, setup)
+    )
     return replace(bill, notes=(*resolved.notes, *bill.notes), from_index=bool(resolved.from_index))
 
 

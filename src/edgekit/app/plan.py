@@ -6,8 +6,9 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from edgekit.app.asked import choose_with_engine
 from edgekit.app.estimate import model_notes, task_of
-from edgekit.app.open import ResolvedModel, answer_with_fallback, choose_file, open_named
+from edgekit.app.open import ResolvedModel, answer_with_fallback, open_named
 from edgekit.bill.types import Drafter, Task
 from edgekit.engines import either, engine_named, planned_engines
 from edgekit.errors import UsageError
@@ -95,7 +96,12 @@ def plan_model(
     session = session or Session(reach=Reach())
     task = task_to_plan(resolved, request, session)
     check_task(task)
-    *_, choice = choose_file(resolved.opened(task.engine), task, session.reach)
+    opened = resolved.opened(task.engine)
+    if request.ask_engine and opened.whole is not None:
+        opened = opened.whole()
+    _, chosen, choice = choose_with_engine(opened, task, request, session)
+    if not choice.attempts:  # nothing was searched for, and nothing else can be
+        return make_plan(chosen, choice=choice, thorough=False, helpful=False)
     return make_plan(task, choice=choice, thorough=thorough)
 
 

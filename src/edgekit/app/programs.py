@@ -1,4 +1,4 @@
-"""Which program runs a model on this machine: one that was asked for, or the best that is installed."""
+"""The programs on this machine that run models, and which one runs a model: the requested one, or the best."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgekit.app.open import open_named
-from edgekit.engines import default_engine, engine_named, engine_of_program, engine_on
+from edgekit.engines import (
+    default_engine,
+    engine_named,
+    engine_of_program,
+    engine_on,
+    every_engine,
+)
+from edgekit.engines.discovery import in_parallel
 from edgekit.errors import EdgekitError, MissingExtraError, UsageError
 from edgekit.index.references import is_path
 from edgekit.machine.probes import detect
@@ -19,6 +26,35 @@ if TYPE_CHECKING:
     from edgekit.request import Session
 
 
+LIST_S = 2.5  # a list is not worth a longer wait for a program that hangs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledProgram:
+    """A program on this machine, and the engine that it runs."""
+
+    engine: Engine
+    installation: Installation
+
+    @property
+    def verbs(self) -> tuple[str, ...]:
+        """The commands of EdgeKit that start it; none if it is for other uses only, or has a problem."""
+        name = self.installation.program
+        entries = () if self.installation.problem else self.engine.programs
+        return next((entry.verbs for entry in entries if entry.name == name), ())
+
+
+def installed_programs() -> tuple[InstalledProgram, ...]:
+    """Every program on this machine that runs an engine, all asked at once. One that hangs has a problem."""
+    engines = every_engine()
+    found = in_parallel(lambda engine: engine.installations(LIST_S), engines)
+    return tuple(
+        InstalledProgram(engine=engine, installation=installation)
+        for engine, installations in zip(engines, found, strict=True)
+        for installation in installations
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenProgram:
     """A program that is installed, and the engine that it runs."""
@@ -28,6 +64,11 @@ class ChosenProgram:
     installation: Installation
     serves: bool = False  # for `serve`, not for `run`
     note: str = ""  # what the choice costs: "this llama.cpp has no GPU support"
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether other models can be loaded next to this one: the program takes no more than the model needs."""
+        return not self.engine.chooses_repositories
 
     def on_machine(self, machine: Machine) -> Machine:
         """The machine, with only what the program can use of it."""
@@ -52,7 +93,8 @@ def choose_program(
         return _chosen(verb, target, program, _installation_of(target, program))
     target = engine_named(engine) if engine is not None else _engine_for(reference, verb, session)
     target.program(verb)  # raises UsageError if EdgeKit does not start it
-    names = [entry.name for entry in target.programs if verb in entry.verbs]
+    entries = [entry for entry in target.programs if verb in entry.verbs and not entry.on_request]
+    names = [entry.name for entry in entries]
     programs = [target.program(verb, name) for name in names]
     if not detect().devices:  # no build is better than another: no search
         for program in programs:

@@ -48,7 +48,7 @@ class MemoryLine:
     layer: int | None = None  # None: not of a single layer
     basis: Basis = Basis.EXACT
     because: str = ""  # the arithmetic with this model's numbers
-    within: float | None = None  # MODELLED: the error bound, as a share of the line
+    within: float | None = None  # ASKED, MODELLED: the error bound, as a share of the line
     reserved: bool = True  # False: not allocated at start, may grow to this size (a prompt cache)
     part: str = ""  # the companion it belongs to: "drafter", "projector", "adapter"; "": the model
     first_request: bool = False  # allocated by the first request, not at start
@@ -190,6 +190,11 @@ class MemoryEstimate:
         """Bytes of the reserved lines of these components."""
         return self.total(lambda line: line.component in components)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether it is the bill of the engine itself."""
+        return any(line.basis is Basis.ASKED for line in self.lines)
+
     def in_pool(self, kind: PoolKind) -> int:
         """Bytes of the reserved lines in pools of this kind."""
         return self.total(lambda line: line.pool.kind is kind)
@@ -240,7 +245,7 @@ class MemoryEstimate:
         return self.total_bytes / GIB
 
 
-_STRENGTH = (Basis.EXACT, Basis.MODELLED, Basis.ASSUMED)
+_STRENGTH = (Basis.EXACT, Basis.ASKED, Basis.MODELLED, Basis.ASSUMED)
 
 
 def weakest(bases: Iterable[Basis]) -> Basis:
@@ -295,6 +300,7 @@ class Placement:
     because: str  # where the model is placed, for reports
     cards: tuple[Device, ...] = ()  # the devices it computes on, in the engine's order
     may_resplit: bool = False  # layers may be split differently among several cards
+    may_fill: bool = False  # memory that the load leaves free may hold more weights
     whole: bool = False  # everything that a device can hold is on a device
     all_layers: bool = False  # every layer is on a device, except perhaps experts
     by_number: bool = False  # the card is selected by its index among all cards of the machine
@@ -473,6 +479,12 @@ class Usage:
         else:
             is_safe = self.budget.is_share or required * 100 <= usable * COMFORTABLE_PERCENT
         return Status.PASSED if is_safe else Status.WARNING
+
+    @property
+    def comfortable_bytes(self) -> int:
+        """The largest bill of EXACT lines that has memory to spare."""
+        usable = self.budget.available_bytes
+        return min(usable * COMFORTABLE_PERCENT // 100, int(usable * (self.max_use or 1.0)))
 
     @property
     def fullness(self) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from edgekit.cli.flags import (
     ACCEPTANCE,
     ANY_MODEL,
+    ASK_ENGINE,
     CHOSEN_CONTEXT,
     DEFAULT_NEW_TOKENS,
     DEVICE_FORMS,
@@ -84,6 +85,7 @@ def add_check(commands: Commands) -> None:
             "--quiet": "print the headline only",
             "--why": "add the memory breakdown, the reasons and how each figure is known",
             **PROGRAM,
+            **ASK_ENGINE,
             "--exact": "read the whole header of a remote model, even if its start is enough to answer "
             "(--json always does)",
             "--strict": "exit with code 1 if the model only just fits (tight)",
@@ -209,6 +211,7 @@ def add_plan(commands: Commands) -> None:
             **JSON,
             "--why": "add every decision, what was tried, and how each figure is known",
             **PROGRAM,
+            **ASK_ENGINE,
             "--plot FILE": "draw memory versus context as .svg or .png (needs 'edgekit-models[plot]')",
             **PLAN,
             **PROMPT,
@@ -570,6 +573,7 @@ def add_estimate(commands: Commands) -> None:
             **JSON,
             "--explain": "show the arithmetic of every line",
             "--per-layer": "show what each layer takes",
+            **ASK_ENGINE,
             "--batch FILE": "answer every row of a JSONL file (- is standard input): model, engine, quant, options",
             "--assume": "read no file: apply a rule of thumb to the name alone (Llama-3.1-70B:Q4_K_M)",
             **USERS,
@@ -617,7 +621,8 @@ def add_start_flags(parser: argparse.ArgumentParser, verb: str) -> None:
     engines = tuple(engine.name for engine in startable(verb))
     context = "context in tokens: 8192, 32k, 0 for the native context (default: what the job needs)"
     without = machine_keys() | _SET_BY_US
-    add_engine_flags(parser, engines, context_help=context, without=without)
+    own = frozenset({"-q"})  # --quiet
+    add_engine_flags(parser, engines, context_help=context, without=without, own=own)
 
 
 _RUN_DESCRIPTION = """\
@@ -774,12 +779,12 @@ def add_serve(commands: Commands) -> None:
     parser = add_command(
         commands,
         "serve",
-        run="launch:run_serve",
-        usage="edgekit serve MODEL [--quant NAME] [--port N] [-c N] [--users N] [options]",
+        run="serve:run_serve",
+        usage="edgekit serve MODEL [MODEL ...] [--quant NAME] [--port N] [-c N] [--users N] [options]",
         description=_SERVE_DESCRIPTION,
         epilog=MODEL_FORMS + _SERVE_EXAMPLES + "\n" + ENVIRONMENT,
         options={
-            "MODEL": "GGUF file, hub id or name",
+            "MODEL...": "GGUF file, hub id or name; several share the memory, and are swapped if it is too small",
             "--json": "print events as lines of JSON (docs/run.md)",
             "-q, --quiet": "print only the address, and why the server ended",
             "the server": {
@@ -789,6 +794,12 @@ def add_serve(commands: Commands) -> None:
                 "--api-key KEY": "key that clients must send (or LLAMA_API_KEY)",
                 "--insecure": "serve other machines (--host) without --api-key",
                 "-a, --alias NAME": "name of the model for clients",
+                "--restart POLICY": "what to do when the engine dies: no (default), or on-failure, with a growing "
+                "pause; on-failure:5 gives up after five times",
+                "--allow-host NAME...": "another name of this machine that clients may use (repeatable)",
+                "--allow-origin ORIGIN...": "a site whose pages may use the server: https://chat.example (repeatable)",
+                "--budget SIZE": "memory for all models together, of each GPU or of the RAM: 24G (default: all of it)",
+                "--no-gateway": "start the engine's own server alone: no checks of requests, hosts and origins",
             },
             **USERS,
             **start_options("serve"),

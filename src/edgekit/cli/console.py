@@ -39,7 +39,7 @@ def open_session(
         progress=show_progress if is_terminal(sys.stderr) and not quiet else None,
     )
     try:
-        yield Session(reach=reach, confirm=confirm, notify=notify)
+        yield Session(reach=reach, confirm=confirm, notify=notify, may_ask=True)
     finally:
         if reach.progress is not None:
             show_progress("")

@@ -45,4 +45,11 @@ def run_hardware(arguments: argparse.Namespace) -> str:
         from edgekit.app.calibrate import measure_memory
 
         machine = measure_memory(machine)
-    return json_text(hardware_json(machine)) if arguments.json else hardware_text(machine, screen())
+    programs = None
+    if not machine.what_if:
+        from edgekit.app.programs import installed_programs
+
+        programs = installed_programs()
+    if arguments.json:
+        return json_text(hardware_json(machine, programs))
+    return hardware_text(machine, screen(), programs)

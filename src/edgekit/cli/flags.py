@@ -56,6 +56,9 @@ MODELS = {"MODEL...": f"{ANY_MODEL}; - reads names from standard input"}
 PROGRAM = {
     "--for PROGRAM": "print only the command or settings for this program: llama-server, ollama, lm-studio ..."
 }
+ASK_ENGINE = {
+    "--ask-engine": "take the memory from a dry run of the llama.cpp on this machine, which allocates nothing"
+}
 USERS = {"--users N": "number of users at the same time, each with a full context: 4"}
 MIN_CONTEXT = {
     "--min-context N": "shortest context to accept (default 16k, or the native context if that is shorter)"
@@ -205,17 +208,22 @@ def add_engine_flags(
     *,
     without: frozenset[str],
     hidden: frozenset[str] = frozenset(),
+    own: frozenset[str] = frozenset(),
     context_help: str = CONTEXT.help,
 ) -> None:
     """Add the flags that every engine has, and a group with the other flags of each of these engines.
 
+    `own` are flags of the command, which engines use for something else: vLLM's -q is --quantization.
     `hidden` flags are parsed, so that an error can suggest what to use instead, but --help does not list them.
     """
     add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=context_help), QUANT))
     for name in engines:
         engine = engine_named(name)
         flags = tuple(
-            flag._replace(help=argparse.SUPPRESS) if flag.key in hidden else flag
+            flag._replace(
+                names=tuple(name for name in flag.names if name not in own),
+                help=argparse.SUPPRESS if flag.key in hidden else flag.help,
+            )
             for flag in engine.flags
             if flag.key not in without and lender_of(flag) not in engines
         )

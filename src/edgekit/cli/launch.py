@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,25 +23,21 @@ from edgekit.app.run import (
 from edgekit.bill.types import Load
 from edgekit.cli import ReaderGoneError, warn
 from edgekit.cli.chat import Writer, answer_message, chat
-from edgekit.cli.console import open_session, print_event, print_line, screen
-from edgekit.cli.flags import DEFAULT_NEW_TOKENS, SERVE_PORT, read_host, read_integer
+from edgekit.cli.console import open_session, screen
+from edgekit.cli.flags import DEFAULT_NEW_TOKENS, read_integer
 from edgekit.cli.prompt import images_of, open_transcript, read_prompt, sampling_of, tools_of
 from edgekit.engines import startable
 from edgekit.engines.chat import GenerationResult, Prompt
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
-from edgekit.engines.ports import LARGEST_PORT, check_port, is_loopback
-from edgekit.engines.process import ending_in_order
-from edgekit.engines.program import Address, RunOptions
-from edgekit.errors import EngineError, MemoryPressureError, UsageError
+from edgekit.engines.program import RunOptions
+from edgekit.errors import UsageError
 from edgekit.plan.choice import check_users
 from edgekit.report.check import check_json, check_text, headline
 from edgekit.report.json import json_text
 from edgekit.report.run import (
     comparison_text,
     differences_words,
-    ended_json,
     generation_json,
-    ready_json,
     verdict_text,
     written_text,
 )
@@ -52,8 +47,6 @@ from edgekit.sources.quants import split_quant
 from edgekit.units import format_download, parse_size
 
 if TYPE_CHECKING:
-    from edgekit.app.check import Check
-    from edgekit.engines.program import RunningEngine
     from edgekit.sources.download import Download
 
 
@@ -124,8 +117,8 @@ def read_request(
         request = replace(request.with_flags(engine, values), context=context)
     if arguments.sinks is not None and not arguments.rolling:
         raise UsageError("--sinks only works with a rolling context: add --rolling")
-    budget = getattr(arguments, "budget", None)  # only `run` has the flag
-    if budget is not None and not program.has_budget:
+    budget = arguments.budget
+    if budget is not None and verb == "run" and not program.has_budget:
         raise UsageError("--budget only works with the built-in engine: add --engine stream")
     start_flags = program.flags_for(
         RunOptions(
@@ -271,66 +264,3 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
         return refusal(error, as_json=arguments.json)
     except ReaderGoneError:
         return "", 0
-
-
-def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
-    """Serve until the server ends. Stopping it with Ctrl-C or SIGTERM is not an error."""
-    port = read_integer("--port", arguments.port, most=LARGEST_PORT)
-    address = Address(
-        host=read_host(arguments.host),
-        port=SERVE_PORT if port is None else port,
-        api_key=(arguments.api_key or os.environ.get("LLAMA_API_KEY") or "").strip() or None,
-        alias=arguments.alias or "",
-    )
-    notices = StderrNotices(quiet=arguments.quiet or arguments.json)
-    check_port(address.host, address.port)  # before minutes of download and loading
-    if address.api_key is None and not is_loopback(address.host):
-        if not arguments.insecure:
-            raise UsageError(
-                f"on {address.host} anyone on the network could use the server, and one request can use all memory:"
-                " give --api-key, or --insecure to serve without a key (docs/run.md)"
-            )
-        warn(f"anyone who can reach {address.host} can use this server without a key (--insecure)")
-    try:
-        confirm = download_limit(arguments)
-        with open_session(
-            arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
-        ) as session:
-            reference, request, chosen = read_request(arguments, "serve", session)
-            notices.show_choice(chosen)
-            judged, weights = run.fetch(reference, request, chosen, session)
-        with ending_in_order(), run.serve(judged, weights, address) as running:
-            return _serve_until_end(running, judged.check, arguments, notices)
-    except DoesNotFitError as error:
-        return refusal(error, as_json=arguments.json, in_one_line=True)
-
-
-def _serve_until_end(
-    running: RunningEngine, check: Check, arguments: argparse.Namespace, notices: StderrNotices
-) -> tuple[str, int]:
-    """Print the address and wait. Raises EngineError or MemoryPressureError if the server ends by itself."""
-    server, guard = running.server, running.guard
-    if server is None or guard is None:
-        raise TypeError("this engine does not serve")
-    try:
-        if arguments.json:  # inside the try: a reader of the JSON may stop the server at once
-            print_event(ready_json(check, running, server))
-        else:
-            print_line(f"{server.address}  (OpenAI clients: base_url={server.address}/v1)")
-        ended = server.wait()
-    except (KeyboardInterrupt, SystemExit) as stop:
-        notices.say("stopping")
-        ended = server.stop("stopped on request")
-        if arguments.json:
-            print_event(ended_json(ended))
-        code = stop.code if isinstance(stop, SystemExit) else 0
-        return "", 0 if code in {0, 128 + 15, None} else int(code or 0)
-    if ended is None:
-        raise EngineError("llama.cpp neither started nor exited")
-    kind = MemoryPressureError if guard.starved else EngineError
-    why = guard.reason or f"{ended.why}: {ended.last_words}"
-    if not arguments.json:
-        raise kind(why)
-    print_event(ended_json(ended))
-    warn(why)
-    return "", kind.exit_code

@@ -13,7 +13,8 @@ from pathlib import Path
 from edgekit.cli.console import print_event, print_line
 from edgekit.cli.flags import read_host, read_integer
 from edgekit.engines.ports import LARGEST_PORT
-from edgekit.errors import MissingExtraError, NotFoundError, SourceError, UsageError
+from edgekit.errors import NotFoundError, SourceError, UsageError
+from edgekit.server import needs_extra
 from edgekit.sources.local import expand_home, path_error
 from edgekit.sources.locator import locate, path_of
 from edgekit.web.references import paths_of
@@ -22,7 +23,6 @@ from edgekit.web.types import WebSettings
 TOKEN_VARIABLE = "EDGEKIT_WEB_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 MIN_TOKEN_CHARS, MAX_TOKEN_CHARS = 8, 200
 DEFAULT_RATE, MAX_RATE = 400, 1_000_000
-_EXTRA = frozenset({"fastapi", "uvicorn", "pydantic", "starlette", "h11", "anyio"})
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")  # characters that need no escaping in a URL
 
 
@@ -52,14 +52,8 @@ def run_web(arguments: argparse.Namespace) -> tuple[str, int]:
         settings = replace(settings, models_dirs=dirs)
         reference = str(path.absolute())
     fields = {"ref": reference} if reference else {}
-    try:
+    with needs_extra("web", "the page"):
         from edgekit.web import serving
-    except ModuleNotFoundError as error:
-        if error.name not in _EXTRA:
-            raise
-        raise MissingExtraError(
-            f"the page needs {error.name}: pip install 'edgekit-models[web]'"
-        ) from error
 
     def announce(settled: WebSettings) -> None:
         address = serving.address_of(settled, "/model" if fields else "/", **fields)

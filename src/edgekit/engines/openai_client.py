@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import re
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from edgekit.engines.chat import Fitted, GenerationResult, Message, Prompt, Sampling
+from edgekit.engines.chat import Fitted, GenerationResult, Image, Message, Prompt, Sampling
 from edgekit.errors import ContextTooLargeError, EngineError
 
 LINE_BYTES = 4 * 2**20  # one event: a token and its figures
@@ -47,13 +48,18 @@ class OpenAiClient:
         model: str = "",
         api_key: str | None = None,
         sampling_names: Mapping[str, str] = OPENAI_NAMES,
+        too_long: str = "",
     ) -> None:
         """`program`: as messages name it. `model`: the name that the server knows the model by.
+
+        `too_long`: what the server's message says of a prompt that is longer than the window, if no type says it
+        (a regular expression).
 
         `sampling_names`: field of Sampling -> its name in a request, for all fields that the server takes.
         """
         self.window_tokens = window_tokens
         self._program, self._model, self._key = program, model, api_key
+        self._too_long = too_long
         self._host, self._names = urlsplit(address).netloc, sampling_names
 
     def tokens(self, _prompt: Prompt) -> list[int] | None:
@@ -177,7 +183,8 @@ class OpenAiClient:
             else {"message": error or reply.get("message") or reply}
         )
         message = str(error.get("message"))[:400]
-        if {str(error.get("type")), str(error.get("code"))} & _CONTEXT_EXCEEDED:
+        kinds = {str(error.get("type")), str(error.get("code"))}
+        if kinds & _CONTEXT_EXCEEDED or (self._too_long and re.search(self._too_long, message)):
             return ContextTooLargeError(f"{self._program}: {message}")
         code = "" if status is None else f" (HTTP {status})"
         return EngineError(f"{self._program} refused the request{code}: {message}")
@@ -223,9 +230,13 @@ def message_json(message: Message) -> dict[str, Any]:
         return {"role": message.role, "content": message.content}
     parts: list[dict[str, Any]] = [{"type": "text", "text": message.content}]
     for image in message.images:
-        url = f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
+        url = f"data:{image.media_type};base64,{encoded_image(image)}"
         parts.append({"type": "image_url", "image_url": {"url": url}})
     return {"role": message.role, "content": parts}
+
+
+def encoded_image(image: Image) -> str:
+    return base64.b64encode(image.data).decode()
 
 
 def numbers_in(values: Mapping[str, Any]) -> dict[str, float]:

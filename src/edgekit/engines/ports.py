@@ -8,6 +8,8 @@ import os
 import re
 import socket
 from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,6 +18,7 @@ from edgekit.errors import UsageError
 
 LARGEST_PORT = 65_535
 _ENGINE = re.compile(r"edgekit[/\\]engines[/\\]\w+[/\\]child\.py")  # the process of an engine
+_EDGEKIT = re.compile(r"edgekit(?:-models)?(?:\.exe)?")  # the command, or the package after -m
 _NAME_CHARS = 60
 
 
@@ -37,6 +40,15 @@ def check_port(host: str, port: int) -> None:
     elif codes & {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
         advice = "use 127.0.0.1 for this machine only, 0.0.0.0 for all its addresses"
     raise UsageError(f"cannot listen on port {port} of {host}: {why}; {advice}")
+
+
+def free_port(host: str) -> int:
+    """A port that is free now, for a program that cannot report which one it chose."""
+    family, address = _addresses(host, 0)[0]
+    with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
+        probe.bind(address)
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def is_loopback(host: str) -> bool:
@@ -98,8 +110,10 @@ def _owner_of(port: int) -> str:
             return ""
         process = psutil.Process(min(listeners))
         words: list[str] = process.cmdline()
-        if len(words) > 1 and any(_ENGINE.search(word) for word in words):
-            model = words[-1][:_NAME_CHARS]
+        served = [after for before, after in pairwise(words) if before == "serve"]
+        is_ours = served and any(_EDGEKIT.fullmatch(Path(word).name) for word in words[:3])
+        if is_ours or (len(words) > 1 and any(_ENGINE.search(word) for word in words)):
+            model = (served[0] if is_ours else words[-1])[:_NAME_CHARS]
             ours = ", started by this program" if process.ppid() == os.getpid() else ""
             return f" by a model that edgekit already runs ({model}, process {process.pid}{ours})"
         # Only the name of another program: its arguments may be secret.

@@ -256,6 +256,7 @@ _POLL_S = 0.1
 _TELL_S = 1.0  # minimum time between two progress messages
 _STEPS = 10
 _HEALTH_S = 5.0
+_EXIT_DELAY_S = 2.0  # a dying server closes its connections before its exit is seen
 # "couldn't bind" (llama.cpp), "Address already in use" (Python), "address already in use" (Go)
 _BIND_FAILED = ("couldn't bind", "ddress already in use")
 
@@ -290,6 +291,7 @@ class ServerLaunch:
         default_factory=dict
     )  # that selects and orders the cards
     uses_nvidia: bool = False
+    ram_bytes: int | None = None  # of the bill; None: unknown
     timeout_s: float = LOAD_TIMEOUT_S
 
 
@@ -485,6 +487,25 @@ def start_server(
         process.stop()
         raise
     return process
+
+
+@contextmanager
+def watched(process: ServerProcess, *, warn: Callable[[str], None]) -> Iterator[Watch]:
+    """Watches a server that is ready, for a block, and stops it at the end.
+
+    An EngineError of the block is replaced by how the process ended, if it did.
+    """
+    with Watch(process, warn=warn, is_ready=True) as watch:
+        try:
+            yield watch
+        except EngineError as error:
+            ended = process.wait(_EXIT_DELAY_S)
+            if ended is None:
+                raise
+            kind = MemoryPressureError if watch.starved else EngineError
+            raise kind(watch.reason or f"{ended.why}: {ended.last_words}") from error
+        finally:
+            process.stop()
 
 
 def _load(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from edgekit.bill.spill import Purpose
     from edgekit.bill.types import Component, Load, MemoryEstimate, Setup, Verdict
     from edgekit.engines.chat import Prompt, TextGenerator
+    from edgekit.engines.request_rules import RequestLimits
     from edgekit.machine.types import EngineSpeed, Machine
     from edgekit.model import OpenModel
     from edgekit.model.types import Model
@@ -23,6 +24,7 @@ class LocalWeights:
     """Files on this machine: the model and its companions."""
 
     model: Path
+    name: str = ""  # of a model that the program downloads itself; `model` is then empty
     drafter: Path | None = None
     adapters: tuple[Path, ...] = ()
     projector: Path | None = None
@@ -35,10 +37,10 @@ class Installation:
     program: str  # as --with names it: "llama-server", "mlx"
     origin: str  # "PATH", "Homebrew", "LM Studio", "Python package", "running server"
     path: str  # the executable, the folder of the Python package, or the address of the server
-    version: str = ""  # "0.5.0-dev", "0.32.2"; "": unknown
-    build: str = ""  # "b9294 (0c1e570)"; "": it has none
+    version: str = ""  # "0.6.0-dev", "b9294", "0.32.2"; "": unknown
+    build: str = ""  # "b11549", "0c1e570", "PyTorch 2.9.0+cu128"; "": unknown, or it has none
     backends: tuple[str, ...] = ()  # what it computes with: "CUDA", "Vulkan", "Metal", "CPU"
-    devices: tuple[str, ...] = ()  # the GPUs that it lists on this machine
+    devices: tuple[str, ...] = ()  # the GPUs that it lists: "CUDA0: NVIDIA GeForce RTX 4090"
     rules_version: str = ""  # the version whose rules bill it; "": the engine has only one
     problem: str = ""  # why EdgeKit cannot start it; "": it can
 
@@ -68,6 +70,7 @@ class EngineStart:
     rolling: bool = False
     threads: int | None = None
     purpose: Purpose
+    keep_spare: bool = False  # leave free memory to other models
     environment: Mapping[str, str] = field(default_factory=dict)
     address: Address
     recheck: Callable[[], None]  # raises if the model no longer fits; called just before loading
@@ -105,6 +108,10 @@ class Server(Protocol):
         """The memory of the process with its libraries, before anything was loaded."""
         ...
 
+    def poll(self) -> Ended | None:
+        """How it ended; None while it runs."""
+        ...
+
     def wait(self) -> Ended | None: ...
     def stop(self, why: str = "") -> Ended: ...
 
@@ -132,6 +139,7 @@ class RunningEngine:
     rules_version: str = ""  # the engine's version that the bill's rules follow
     rows: tuple[ComparedRow, ...] = ()  # the bill compared with the engine's report, if it has one
     server: Server | None = None  # None: it does not serve HTTP
+    model: str = ""  # the name that the server knows the model by
     guard: MemoryGuard | None = None
 
 
@@ -201,10 +209,30 @@ class EngineRun:
 class EngineProgram(Protocol):
     """Starts one engine, by one of the programs that run it."""
 
-    name: str  # as --with takes it
-    loads_shards: bool  # models in several files
-    has_budget: bool  # can limit its process to a number of bytes
-    install: str  # what to do if it is not on this machine: "pip install ..."
+    @property
+    def name(self) -> str:
+        """As --with takes it."""
+        ...
+
+    @property
+    def loads_shards(self) -> bool:
+        """Whether it loads models in several files."""
+        ...
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether it can limit its process to a number of bytes."""
+        ...
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether its server can demand an API key."""
+        ...
+
+    @property
+    def install(self) -> str:
+        """What to do if it is not on this machine: "pip install ..."."""
+        ...
 
     def find(self) -> Installation | None:
         """An installation that is found without starting anything; None: unknown, or there is none."""
@@ -212,8 +240,14 @@ class EngineProgram(Protocol):
     def on_machine(self, machine: Machine, installation: Installation, /) -> Machine:
         """The machine, with only what this installation can use of it."""
 
+    def own_name(self, reference: str, files: ModelFiles | None, /) -> str:
+        """The name by which the program itself downloads a model of a hub; "": it needs the files."""
+
     def flags_for(self, options: RunOptions, installation: Installation, /) -> dict[str, Any]:
         """The engine's flags that follow from these options and from the installation."""
+
+    def request_limits(self, verdict: Verdict, weights: LocalWeights, /) -> RequestLimits:
+        """What requests to its server must keep to, so that it stays inside the bill."""
 
     def with_limits(self, verdict: Verdict, /) -> Setup:
         """The setup of the verdict, with limits so that memory that grows after the start fits in the free RAM."""
@@ -312,12 +346,23 @@ class ReportedSpeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedMemory:
+    """The part of the engine's report that is about one memory."""
+
+    device: int | None  # counted as the engine does; None: RAM
+    weights: MeasuredBytes
+    caches: MeasuredBytes
+    compute: MeasuredBytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
     """The memory that the real engine reports."""
 
     through: str  # the program that reported it: "xllamacpp", "llama-fit-params"
     version: str
     parts: Mapping[Component, MeasuredBytes] = field(repr=False)
+    memories: tuple[ReportedMemory, ...] = field(default=(), repr=False)
     resolved: Mapping[str, str] = field(default_factory=dict)  # its n_ctx, n_seq_max ...
     devices: tuple[str, ...] = ()  # the GPUs that it would use
     seconds: float = 0.0

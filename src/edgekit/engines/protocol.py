@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 NONE: Mapping[str, str] = MappingProxyType({})
 Function = TypeVar("Function", bound=Callable[..., Any])
+ANSWER_S = 10.0  # for an installed program to answer; one that initialises a GPU from a slow disk needs seconds
 
 
 class Rule:
@@ -109,6 +110,7 @@ class ProgramEntry(NamedTuple):
     name: str  # as --with takes it: "llama-server"
     place: str  # where its EngineProgram is: "module:ATTRIBUTE"
     verbs: tuple[str, ...]  # the commands that can use it: run, serve, verify, calibrate
+    on_request: bool = False  # only used if --with names it
 
 
 class Companions(NamedTuple):
@@ -285,8 +287,28 @@ class Engine:
         """The bill of a projector: its weights, and the buffers for one image."""
         return ()
 
+    @rule("asked")
+    def ask(
+        self,
+        _model: Model,
+        _files: ModelFiles | None,
+        _load: Load,
+        _setup: Setup,
+        _own: MemoryEstimate | None,
+        /,
+    ) -> MemoryEstimate:
+        """The bill by a dry run of the engine on this machine, with the parts that it does not report from `own`, which
+        is the bill by its rules; None: they do not know the model. Without `files`, only the geometry is known.
+
+        Raises EngineError if it is not installed or cannot answer, UsageError if it cannot be asked at all.
+        """
+        raise UsageError(
+            f"--ask-engine: {self.name} reports its memory only after it has loaded a model; llama.cpp can be asked"
+        )
+
     # --- programs
 
+    run_flags: Mapping[str, Any] = MappingProxyType({})  # of files that are run as they are
     image_types: frozenset[str] = frozenset()  # of images in prompts: "image/png"; empty: text only
     calls_tools: bool = False  # takes tools with a prompt, and answers with calls of them
     verified_flags: tuple[Flag, ...] = ()  # flags that `verify` takes
@@ -323,8 +345,10 @@ class Engine:
         return program
 
     @rule("installed")
-    def installations(self) -> tuple[Installation, ...]:
-        """The programs on this machine that run the engine, the best first. Starts them to ask for their version."""
+    def installations(self, _timeout_s: float = ANSWER_S, /) -> tuple[Installation, ...]:
+        """The programs on this machine that run the engine, the best first. Starts them to ask for their version, all
+        at once, and waits for their answers at most for this time.
+        """
         return ()
 
     # --- speed
@@ -425,6 +449,11 @@ class Engine:
     ) -> Iterator[Placement]:
         """Placements with one layer moved off the fullest card."""
         yield from ()
+
+    @rule("rules")
+    def fill(self, _model: Model, placement: Placement, _spare_bytes: int, /) -> Placement:
+        """The placement with as many more weights in memory as fit into the spare bytes. Only called if `may_fill`."""
+        return placement
 
     @rule("placements")
     def pinned(self, _model: Model, placement: Placement, /) -> Placement:

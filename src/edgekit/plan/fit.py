@@ -149,8 +149,16 @@ class Fitting:
         """The bill of a context in this placement, split among the cards if there are several."""
         if tokens not in self._prices:
             priced = self._price_in(tokens, self.placement)
-            self._prices[tokens] = self._split_among_cards(priced)
+            self._prices[tokens] = self._fill(self._split_among_cards(priced))
         return self._prices[tokens]
+
+    def _fill(self, priced: PricedLoad) -> PricedLoad:
+        """The load with more weights in the memory that it leaves free, up to where it is still comfortable."""
+        if not priced.placement.may_fill:
+            return priced
+        spare_bytes = min(use.comfortable_bytes - use.required_bytes for use in priced.uses)
+        filled = self.engine.fill(self.task.model, priced.placement, max(0, spare_bytes))
+        return self._price_in(priced.context_tokens, filled)
 
     def _split_among_cards(self, priced: PricedLoad) -> PricedLoad:
         """The load in the engine's default split among several cards; if that is not comfortable, in a better split.
@@ -605,8 +613,16 @@ class Ladder:
 
     def nearest(self, tokens: int) -> Fitting:
         """The placement, of those tried, that exceeds its limits least: what to report if none holds the context."""
+
+        def excess(rung: Fitting) -> tuple[float, int]:
+            priced = rung.price(tokens)
+            return (
+                priced.fullness,
+                priced.tightest.required_bytes,
+            )  # infinitely full if nothing is usable
+
         tried = [rung for rung in self._rungs.values() if _starts(rung, tokens)]
-        return min(tried, key=lambda rung: rung.price(tokens).fullness, default=self.top)
+        return min(tried, key=excess, default=self.top)
 
     @cached_property
     def longest_tokens(self) -> int:

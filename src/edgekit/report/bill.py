@@ -87,8 +87,13 @@ def bill_text(bill: EstimateAnswer, screen: Screen = PLAIN) -> str:
         ("Note", (*bill.notes, *estimate.notes)),
         ("Run", lambda screen: command_lines(bill.command.strip(), screen.width)),
     ]
-    title = (bill.label, bill.engine_title, estimate.backend)
+    title = (bill.label, bill.engine_title, estimate.backend, asked_words(estimate))
     return render(headline, sections, screen, title=title)
+
+
+def asked_words(estimate: MemoryEstimate) -> str:
+    """What marks a bill that the engine reports itself; empty for one of EdgeKit's."""
+    return "memory: asked of the engine" if estimate.is_asked else ""
 
 
 def _in_pool(name: str) -> str:

@@ -25,7 +25,7 @@ from edgekit.errors import UsageError, printable
 from edgekit.machine.types import HOST, Device, Machine, together_bytes
 from edgekit.machine.what_if import IDLE
 from edgekit.plan.choice import FEWER_BITS, download_bytes, is_too_short, unchecked_bytes
-from edgekit.report.bill import basis_rows, bill_json
+from edgekit.report.bill import asked_words, basis_rows, bill_json
 from edgekit.report.hardware import budget_json, machine_json
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.speed import (
@@ -393,7 +393,7 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
             ("More", [MORE]),
         ]
     size = download_words(result, is_remote=check.is_remote)
-    title = (bill.label, engine, *size, *details)
+    title = (bill.label, engine, *size, *details, asked_words(result.estimate))
     sentence = headline(result, from_name=check.is_assumed)
     return render(sentence, sections, screen, title=title, status=result.status)
 

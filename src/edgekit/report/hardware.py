@@ -1,12 +1,13 @@
-"""A machine as one screen of text and as JSON (docs/json.md): its memory, and how much each engine may use."""
+"""A machine as one screen of text and as JSON (docs/json.md): memory, what each engine may use, and programs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
-from edgekit.engines import every_engine
+from edgekit.engines import default_engine, every_engine
 from edgekit.engines.protocol import Engine
 from edgekit.engines.speed_formula import constants_digest
 from edgekit.errors import HardwareError
@@ -38,6 +39,12 @@ from edgekit.report.text import (
 )
 from edgekit.units import format_bytes
 
+if TYPE_CHECKING:
+    from edgekit.app.programs import InstalledProgram
+
+# The programs on the machine; None for a described one.
+Programs = Sequence["InstalledProgram"] | None
+
 MAX_PROCESSES = 5
 MAX_DIFFERENCES = 3
 _ENGINE_WIDTH = 11
@@ -61,8 +68,8 @@ _DEVICE_COLUMNS = (
 )  # fmt: skip
 
 
-def hardware_text(machine: Machine, screen: Screen = PLAIN) -> str:
-    """The screen of `hardware`: memory, GPUs, measurements, and the memory that each engine may use."""
+def hardware_text(machine: Machine, screen: Screen = PLAIN, programs: Programs = None) -> str:
+    """The screen of `hardware`: memory, GPUs, measurements, the memory that each engine may use, and programs."""
     host, raised = machine.host, raised_limit(machine)
     parts = [
         "RAM unknown"
@@ -83,6 +90,7 @@ def hardware_text(machine: Machine, screen: Screen = PLAIN) -> str:
     sections += [
         ("Measured", measured),
         ("Usable", lambda screen: _usable_lines(machine, screen.width)),
+        ("Programs", () if programs is None else program_rows(programs)),
         ("Note", machine.notes),
     ]
     cores = f"{machine.cores} cores" if machine.cores else ""
@@ -191,6 +199,29 @@ def _budget_row(budget: Budget, machine: Machine) -> str:
     )
 
 
+def program_rows(programs: Sequence[InstalledProgram]) -> Iterator[str]:
+    """Each program in a row, the engine's name first; what to install if there is none."""
+    for item in programs:
+        found = item.installation
+        version = f"{found.version} ({found.build})" if found.build else found.version
+        can_use = " and ".join(filter(None, (", ".join(found.backends[:-1]), *found.backends[-1:])))
+        facts = [f"{found.program} {version}".strip(), can_use]
+        facts += [f"finds {', '.join(found.devices)}"] if found.devices else []
+        facts += [f"billed as {found.rules_version}"] if found.rules_version else []
+        where = f"{found.origin}: {found.path}" if found.path else found.origin
+        if found.problem:
+            use = f"; cannot be started: {found.problem}"
+        elif item.verbs:
+            use = ""
+        else:
+            use = "; answers `verify` and --ask-engine"
+        yield f"{', '.join(filter(None, facts))}; {where}{use}"
+    if not programs:
+        engine = default_engine()
+        install = engine.program(engine.starts_for[0]).install
+        yield f"no program found that runs models; install one, for example: {install}"
+
+
 def measured_rows(measured: Measured) -> Iterator[str]:
     """What `calibrate` and `verify --load` measured on this machine."""
     for engine in measured.engines:
@@ -252,7 +283,8 @@ def disk_rows(disk: Disk | None) -> Iterator[str]:
         yield f"{disk.folder}: read {read}, write {written}, {disk.date}"
 
 
-def hardware_json(machine: Machine) -> Json:
+def hardware_json(machine: Machine, programs: Programs = None) -> Json:
+    """`programs` is left out for a described machine."""
     engines: Json = {}
     for engine, budgets in usable_by_engines(machine):
         if isinstance(budgets, HardwareError):
@@ -265,7 +297,19 @@ def hardware_json(machine: Machine) -> Json:
             rows.append({**budget_json(budget), "told": words})
         devices = [device.name for device in engine.devices(machine)]
         engines[engine.name] = {"devices": devices, "budgets": rows}
-    return {"schema": SCHEMA, "machine": machine_json(machine), "engines": engines}
+    answer = {"schema": SCHEMA, "machine": machine_json(machine), "engines": engines}
+    if programs is not None:
+        answer["programs"] = [_program_json(item) for item in programs]
+    return answer
+
+
+def _program_json(item: InstalledProgram) -> Json:
+    names = "program origin path? version? build? backends devices rules_version? problem?"
+    return {
+        "engine": item.engine.name,
+        **fields(item.installation, names),
+        "commands": list(item.verbs),
+    }
 
 
 def machine_json(machine: Machine) -> Json:

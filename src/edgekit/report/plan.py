@@ -14,7 +14,7 @@ from edgekit.machine.types import System
 from edgekit.plan.choice import download_bytes
 from edgekit.plan.commands import LIMIT, by_program, main_command
 from edgekit.plan.plan import Plan
-from edgekit.report.bill import basis_rows, bill_json, sums_json
+from edgekit.report.bill import asked_words, basis_rows, bill_json, sums_json
 from edgekit.report.check import (
     MORE,
     assumed_of,
@@ -124,7 +124,7 @@ def plan_text(
             ("More", [MORE]),
         ]
     size = download_words(result, is_remote=task.is_remote)
-    title = (task.label, name, *size, *details)
+    title = (task.label, name, *size, *details, asked_words(result.estimate))
     return render(headline(result), sections, screen, title=title, status=result.status)
 
 

@@ -24,9 +24,12 @@ from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import FROM_INDEX, PLAIN, Screen, Section, render, table, with_count
 from edgekit.units import format_bytes
 
-if TYPE_CHECKING:  # for the types only: `calibrate --list` measures nothing
+if TYPE_CHECKING:
     from edgekit.app.calibrate import Calibrated, Remembered
     from edgekit.app.check import Check
+    from edgekit.app.together import (
+        Together,  # for the types only: `calibrate --list` measures nothing
+    )
 
 _BOUNDS = (
     "Bounds: weights, caches and output must match to the precision of the engine's log; compute within 10 %, or 4 MiB "
@@ -49,9 +52,9 @@ def comparison_text(engine: str, running: RunningEngine) -> str:
     if outside:
         outcome = f"OUTSIDE BOUNDS: {', '.join(outside)}"
     elif any(row.difference_bytes for row in running.rows):
-        outcome = (
-            f"within the bounds of the estimate, which follows the rules of {running.rules_version}"
-        )
+        outcome = "within the bounds of the estimate"
+        if running.rules_version:
+            outcome += f", which follows the rules of {running.rules_version}"
     return "\n".join(
         [f"{engine} {running.version} is up, {outcome}", *compared_lines(running.rows)]
     )
@@ -94,13 +97,13 @@ def generation_json(
     }
 
 
-def ready_json(check: Check, running: RunningEngine, server: Server) -> Json:
-    """The line with the address of the server."""
+def ready_json(check: Check, running: RunningEngine, server: Server, address: str) -> Json:
+    """The line with the address that clients connect to."""
     return {
         "event": "ready",
         "schema": SCHEMA,
-        "address": server.address,
-        "openai_base_url": f"{server.address}/v1",
+        "address": address,
+        "openai_base_url": f"{address}/v1",
         "pid": server.pid,
         "engine_version": running.version,
         **fields(check.result, "context_tokens required_bytes"),
@@ -110,6 +113,38 @@ def ready_json(check: Check, running: RunningEngine, server: Server) -> Json:
         "reported": [row_json(row) for row in running.rows],
         "within": all(row.within for row in running.rows),
     }
+
+
+def several_json(together: Together, address: str, names: Sequence[str]) -> Json:
+    """The line with the address that clients connect to, and the models that share the memory."""
+    models = [
+        {
+            "name": name,
+            "context_tokens": member.context_tokens,
+            "stays_loaded": member.fits_with_others,
+            "bytes": list(member.bytes_by_memory),
+        }
+        for name, member in zip(names, together.members, strict=True)
+    ]
+    return {
+        "event": "ready",
+        "schema": SCHEMA,
+        "address": address,
+        "openai_base_url": f"{address}/v1",
+        "memories": [
+            {"name": use.budget.name, "available_bytes": use.budget.available_bytes}
+            for use in together.uses
+        ],
+        "models": models,
+    }
+
+
+def several_ended_json() -> Json:
+    return {"event": "ended", "schema": SCHEMA, "why": "stopped on request"}
+
+
+def restarting_json(why: str, wait_s: float) -> Json:
+    return {"event": "restarting", "schema": SCHEMA, "why": why, "wait_s": wait_s}
 
 
 def ended_json(ended: Ended) -> Json:

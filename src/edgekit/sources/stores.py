@@ -93,18 +93,9 @@ def _lm_studio_repositories() -> dict[str, Path]:
 
 
 def _lm_studio_folders() -> tuple[Path, ...]:
-    """LM Studio's model folders: `downloadsFolder` of its settings, and `models` in its home.
-
-    Its home is the path in a pointer file, or one of two usual places.
-    """
-    home = home_folder()
-    pointer = read_small(home / ".lmstudio-home-pointer", limit=_MAX_POINTER_BYTES) or b""
-    home_text = pointer.decode("utf-8", errors="replace").strip()
-    homes = [home / ".lmstudio", home / ".cache" / "lm-studio"]
-    if home_text and home_text.isprintable():
-        homes.insert(0, Path(home_text))
+    """LM Studio's model folders: `downloadsFolder` of its settings, and `models` in its home."""
     folders = []
-    for studio_home in homes:
+    for studio_home in lm_studio_homes():
         raw = read_small(studio_home / "settings.json", limit=_MAX_SETTINGS_BYTES)
         try:
             settings = json.loads(raw or b"{}")
@@ -115,6 +106,17 @@ def _lm_studio_folders() -> tuple[Path, ...]:
             folders.append(Path(downloads))
         folders.append(studio_home / "models")
     return tuple(dict.fromkeys(folders))
+
+
+def lm_studio_homes() -> tuple[Path, ...]:
+    """Where LM Studio's home may be: the path in a pointer file, and two usual places."""
+    home = home_folder()
+    pointer = read_small(home / ".lmstudio-home-pointer", limit=_MAX_POINTER_BYTES) or b""
+    home_text = pointer.decode("utf-8", errors="replace").strip()
+    homes = [home / ".lmstudio", home / ".cache" / "lm-studio"]
+    if home_text and home_text.isprintable():
+        homes.insert(0, Path(home_text))
+    return tuple(dict.fromkeys(homes))
 
 
 # -- the hub's cache -----------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from edgekit.app.fit import curve, fit
 from edgekit.app.inspect import inspect
 from edgekit.app.open import file_at, quantised
 from edgekit.app.plan import check_engine, plan_named
+from edgekit.app.programs import InstalledProgram, installed_programs
 from edgekit.app.recommend import recommend
 from edgekit.app.search import Question, search
 from edgekit.engines import every_engine
@@ -40,11 +41,11 @@ from edgekit.report.plot import curves_json
 from edgekit.report.search import search_json
 from edgekit.report.tables import answers_json
 from edgekit.request import Request, Session
+from edgekit.server.clients import ClientTurns
 from edgekit.web import requests
 from edgekit.web.cards import Cards, checked_entries
 from edgekit.web.failures import about
 from edgekit.web.jobs import Jobs
-from edgekit.web.limits import ClientTurns
 from edgekit.web.models import CachedModel, OpenedModels
 from edgekit.web.references import (
     allowed_reference,
@@ -61,6 +62,7 @@ from edgekit.web.types import CallWatch, Json, WebSettings, reach_of
 
 # How long a probe of this machine is reused, so that a slider does not wait for another.
 MACHINE_S = 2.0
+PROGRAMS_S = 60.0  # likewise for the installed programs: to ask them takes longer
 # Groups of flags that the page treats alike.
 _GROUPS = ("weights", "cache", "placement", "backend", "cards")
 
@@ -80,6 +82,17 @@ class WebState:
         self.cards = Cards(settings)
         self.turns = ClientTurns()
         self.shutdown = Shutdown()
+        self._programs: tuple[float, tuple[InstalledProgram, ...]] | None = None
+        self._programs_lock = threading.Lock()
+
+    def programs(self) -> tuple[InstalledProgram, ...] | None:
+        """The programs on this machine; None if others can reach the server, for whom it starts nothing."""
+        if not self.settings.is_loopback:
+            return None
+        with self._programs_lock:
+            if self._programs is None or time.monotonic() - self._programs[0] > PROGRAMS_S:
+                self._programs = (time.monotonic(), installed_programs())
+            return self._programs[1]
 
     def close(self) -> None:
         """Cancel everything that runs. Idempotent."""
@@ -114,6 +127,11 @@ def _described_machine(
     devices: tuple[str, ...], ram: str | None, vram: str | None, cpu: str | None
 ) -> Machine:
     return Request(devices=devices, ram=ram, vram=vram, cpu=cpu).find_machine()
+
+
+def _hardware(state: WebState, fields: Any, _watch: CallWatch) -> Json:
+    machine = machine_now(fields.request())
+    return hardware_json(machine, None if machine.what_if else state.programs())
 
 
 def _request(state: WebState, fields: Any) -> Request:
@@ -318,7 +336,7 @@ CALLS: dict[str, Call] = {
 LISTS: dict[str, Call] = {
     "hardware": Call(
         requests.HARDWARE,
-        lambda _, fields, _watch: hardware_json(machine_now(fields.request())),
+        _hardware,
         "Show a machine's hardware and how much memory each engine can use",
     ),
     "devices": Call(requests.DEVICES, lambda *_: devices_json(), "List the known devices"),

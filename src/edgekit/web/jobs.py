@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 
 from edgekit.errors import CancelledError, DeadlineError, EdgekitError, NotFoundError
 from edgekit.report.json import json_line
+from edgekit.server.clients import network_of
 from edgekit.web.failures import UNEXPECTED, TooManyError, error_json, failure_json
-from edgekit.web.limits import network_of
 from edgekit.web.types import CallWatch, Json
 
 # Limits in all, and per client (_EACH): the page runs three jobs at once to compare.

@@ -21,9 +21,9 @@ from edgekit.engines.flags import companions_in
 from edgekit.errors import CancelledError, DeadlineError
 from edgekit.model import OpenModel
 from edgekit.request import Session, Values
+from edgekit.server.clients import Places
 from edgekit.sources.types import Origin, Reach
 from edgekit.web.failures import TooManyError
-from edgekit.web.limits import Places
 from edgekit.web.references import (
     Stamp,
     allowed_reference,

@@ -10,7 +10,7 @@ import hmac
 import json
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -19,16 +19,15 @@ from urllib.parse import parse_qsl, quote, urlencode
 from starlette.requests import ClientDisconnect, cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgekit.server.bodies import BodyProblem, drain, read_body, replayed
+from edgekit.server.clients import Places, Rates
+from edgekit.server.hosts import LOOPBACK_NAMES, is_named, is_same_site
+from edgekit.server.requests import CLOSE, MAX_HEAD_BYTES, Header, RequestHead, content_headers
 from edgekit.web.failures import UNEXPECTED, failure_json, small_page
-from edgekit.web.limits import Places, Rates
 from edgekit.web.types import MAX_BODY_BYTES, WebSettings
 
 MAX_QUERY_BYTES = 16 * 1024  # a link that restores a page with every flag set has 2 KB
-MAX_HEAD_BYTES = 32 * 1024  # the longest query and the headers of a browser
 BODY_TIMEOUT_S = 10.0
-# A client that is still sending may not read the response: so much of its request is read and discarded meanwhile.
-DRAINED_BYTES = 16 * 1024 * 1024
-DRAINED_S = 2.0
 WRONG_TOKENS_PER_S = 5.0
 LONG_TOKEN_CHARS = 16  # too long to guess at any rate
 # Open calls (running or waiting) and event streams: per client, and in all.
@@ -42,7 +41,6 @@ CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-Header = tuple[bytes, bytes]
 HEADERS: tuple[Header, ...] = (
     (b"content-security-policy", CONTENT_POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -52,8 +50,6 @@ HEADERS: tuple[Header, ...] = (
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
 )
 
-_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_SAME_SITE = frozenset({None, b"same-origin", b"none"})  # programs send no Sec-Fetch-Site
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
 
 _log = logging.getLogger("edgekit.web")
@@ -69,7 +65,6 @@ class Refusal:
     headers: tuple[Header, ...] = ()
 
 
-_CLOSE = (b"connection", b"close")
 TOO_MANY = Refusal(
     429,
     "TooManyError",
@@ -86,9 +81,9 @@ BUSY = Refusal(
     503,
     "BusyError",
     "too many connections to this server; try again in a moment",
-    ((b"retry-after", b"5"), _CLOSE),
+    ((b"retry-after", b"5"), CLOSE),
 )
-MALFORMED = Refusal(400, "UsageError", "not an HTTP request", (_CLOSE,))
+MALFORMED = Refusal(400, "UsageError", "not an HTTP request", (CLOSE,))
 LONG_QUERY = Refusal(
     414, "TooLongError", f"the query string is too long: at most {MAX_QUERY_BYTES:,} bytes"
 )
@@ -96,12 +91,12 @@ LONG_HEAD = Refusal(
     400,
     "TooLongError",
     f"the request headers are too long: at most {MAX_HEAD_BYTES:,} bytes",
-    (_CLOSE,),
+    (CLOSE,),
 )
 TOO_LARGE = Refusal(
-    413, "TooLargeError", f"the request body is larger than {MAX_BODY_BYTES:,} bytes", (_CLOSE,)
+    413, "TooLargeError", f"the request body is larger than {MAX_BODY_BYTES:,} bytes", (CLOSE,)
 )
-TOO_SLOW = Refusal(408, "TooSlowError", "the request body took too long to arrive", (_CLOSE,))
+TOO_SLOW = Refusal(408, "TooSlowError", "the request body took too long to arrive", (CLOSE,))
 WRONG_HOST = Refusal(
     421,
     "WrongHostError",
@@ -111,30 +106,10 @@ CROSS_SITE = Refusal(403, "CrossSiteError", "requests from other sites are not a
 INTERNAL = Refusal(500, "InternalError", UNEXPECTED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestHead:
-    """A request without its body."""
+class PageRequest(RequestHead):
+    """A request to `edgekit web`."""
 
-    method: str
-    path: str
-    query: bytes
-    headers: Mapping[bytes, bytes]
-    head_bytes: int  # length of the address and the headers as they were received
-    client: str
-
-    @classmethod
-    def from_scope(cls, scope: Scope) -> RequestHead:
-        """From the description of a request in ASGI."""
-        client, query = scope.get("client"), scope.get("query_string", b"")
-        lines = sum(len(name) + len(value) + len(b": \r\n") for name, value in scope["headers"])
-        return cls(
-            method=scope["method"],
-            path=scope["path"],
-            query=query,
-            headers=dict(scope["headers"]),
-            head_bytes=len(scope.get("raw_path") or b"") + len(query) + lines,
-            client=client[0] if client else "",
-        )
+    __slots__ = ()
 
     @property
     def is_call(self) -> bool:
@@ -161,26 +136,30 @@ class Security:
         self._rates = Rates(settings.requests_per_s)
         self._calls = Places(in_all=MOST_CALLS, per_client=CALLS_EACH)
         self._streams = Places(in_all=MOST_STREAMS, per_client=STREAMS_EACH)
-        self._names = _LOOPBACK_NAMES | {settings.host} if settings.is_loopback else None
+        self._names = LOOPBACK_NAMES | {settings.host} if settings.is_loopback else None
         self._token = Token(settings.token, settings.port) if settings.token else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        head = RequestHead.from_scope(scope)
+        head = PageRequest.from_scope(scope)
         answer = _Answer(head, send)
         refusal = self._refusal(head)
         if refusal is not None:
             await answer.refuse(refusal)
             return
         try:
-            buffered = await _with_body(receive, head.headers)
+            body = await read_body(
+                receive, head.headers, max_bytes=MAX_BODY_BYTES, timeout_s=BODY_TIMEOUT_S
+            )
         except ClientDisconnect:
             return
-        if isinstance(buffered, Refusal):
-            await answer.refuse(buffered, drained=receive)
+        if isinstance(body, BodyProblem):
+            refusal = TOO_LARGE if body is BodyProblem.TOO_LARGE else TOO_SLOW
+            await answer.refuse(refusal, drained=receive)
             return
+        buffered = replayed(body, receive) if body else receive
         if not head.is_call:
             await self._forward(scope, buffered, answer)
             return
@@ -193,7 +172,7 @@ class Security:
         finally:
             places.leave(head.client)
 
-    def _refusal(self, head: RequestHead) -> Refusal | None:
+    def _refusal(self, head: PageRequest) -> Refusal | None:
         """The first rule that the request breaks."""
         if not self._rates.take(head.client):
             return TOO_MANY
@@ -205,18 +184,10 @@ class Security:
             # OPTIONS too: other sites may not call, so CORS is not needed.
             allow = (b"allow", ", ".join(_METHODS).encode())
             return Refusal(405, "MethodError", f"method {head.method[:20]} not allowed", (allow,))
-        if self._names is not None:  # any other name is an attempt at DNS rebinding
-            host = head.headers.get(b"host", b"").decode("latin-1").lower()
-            name, colon, port = host.rpartition(":")
-            has_port = colon and (port.isdecimal() or not port)
-            if (name if has_port else host) not in self._names:
-                return WRONG_HOST
-        if head.is_call:
-            origin = head.headers.get(b"origin")
-            host_name = head.headers.get(b"host")
-            is_same_origin = origin is None or origin.rpartition(b"://")[2] == host_name
-            if head.headers.get(b"sec-fetch-site") not in _SAME_SITE or not is_same_origin:
-                return CROSS_SITE
+        if self._names is not None and not is_named(head, self._names):
+            return WRONG_HOST  # an attempt at DNS rebinding
+        if head.is_call and not is_same_site(head):
+            return CROSS_SITE
         return None if self._token is None else self._token.refusal(head)
 
     async def _forward(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
@@ -237,7 +208,7 @@ class Security:
 
 async def busy(scope: Scope, _: Receive, send: Send) -> None:
     """The application for a connection above the limit."""
-    await _Answer(RequestHead.from_scope(scope), send).refuse(BUSY)
+    await _Answer(PageRequest.from_scope(scope), send).refuse(BUSY)
 
 
 def malformed_answer() -> tuple[tuple[Header, ...], bytes]:
@@ -246,7 +217,7 @@ def malformed_answer() -> tuple[tuple[Header, ...], bytes]:
     return (*headers, *HEADERS, (b"cache-control", b"no-store")), body
 
 
-def _content(refusal: Refusal, head: RequestHead | None) -> tuple[tuple[Header, ...], bytes]:
+def _content(refusal: Refusal, head: PageRequest | None) -> tuple[tuple[Header, ...], bytes]:
     """The refusal's headers and body: JSON, or a small HTML page for a request that is not a call."""
     if head is None or head.is_call:
         kind, text = b"application/json", json.dumps(failure_json(refusal.kind, refusal.message))
@@ -255,14 +226,13 @@ def _content(refusal: Refusal, head: RequestHead | None) -> tuple[tuple[Header, 
         kind = b"text/html; charset=utf-8"
         text = small_page(title, refusal.message, link=head.address, link_text="Try again")
     body = text.encode()
-    content_headers = ((b"content-type", kind), (b"content-length", str(len(body)).encode()))
-    return (*content_headers, *refusal.headers), body
+    return (*content_headers(kind, body), *refusal.headers), body
 
 
 class _Answer:
     """Sends a response with the headers that every response has."""
 
-    def __init__(self, head: RequestHead, send: Send) -> None:
+    def __init__(self, head: PageRequest, send: Send) -> None:
         self.head, self._send = head, send
         self.has_begun = False
 
@@ -285,7 +255,7 @@ class _Answer:
         await self.send(start)
         if drained is not None:
             await self.send({"type": "http.response.body", "body": body, "more_body": True})
-            await _drain(drained)
+            await drain(drained)
             body = b""
         await self.send({"type": "http.response.body", "body": body})
 
@@ -304,19 +274,16 @@ class Token:
         self._guesses = Rates(WRONG_TOKENS_PER_S)
         self._is_long = len(token) >= LONG_TOKEN_CHARS
 
-    def refusal(self, head: RequestHead) -> Refusal | None:
+    def refusal(self, head: PageRequest) -> Refusal | None:
         """Why the request is refused; None if it is let in.
 
         A page with the token in its address is redirected to the address without it, and gets the cookie.
         """
         if head.path == HEALTH:
             return None
-        authorization = head.headers.get(b"authorization", b"")
-        is_bearer = authorization.lower().startswith(b"bearer ")
-        sent_token: bytes | None = None
-        if is_bearer:
-            sent_token = authorization[len(b"bearer ") :].strip()
-        elif not head.is_call:
+        sent_token = head.bearer
+        is_bearer = sent_token is not None
+        if not (is_bearer or head.is_call):
             text = dict(parse_qsl(head.query.decode("latin-1"))).get("token")
             sent_token = None if text is None else text.encode()
         cookie = cookie_parser(head.headers.get(b"cookie", b"").decode("latin-1"))
@@ -338,54 +305,12 @@ class Token:
         return Refusal(303, "", "Token accepted.", headers)
 
 
-def _token_refusal(head: RequestHead, problem: str) -> Refusal:
+def _token_refusal(head: PageRequest, problem: str) -> Refusal:
     if not head.is_call:
         where = "Open the address that edgekit web printed in its terminal: it contains the token."
         return Refusal(401, "TokenError", f"{problem.capitalize()}. {where}")
     message = f"{problem}: send Authorization: Bearer TOKEN with the token that edgekit web printed"
     return Refusal(401, "TokenError", message, ((b"www-authenticate", b"Bearer"),))
-
-
-async def _with_body(receive: Receive, headers: Mapping[bytes, bytes]) -> Receive | Refusal:
-    """Reads the body; returns a `receive` that yields it. Raises ClientDisconnect if the client left before its end."""
-    content_length = headers.get(b"content-length", b"0").lstrip(b"0")
-    if len(content_length) > 9 or int(content_length or b"0") > MAX_BODY_BYTES:
-        return TOO_LARGE
-    if not content_length and b"transfer-encoding" not in headers:
-        return receive
-    body, is_complete = bytearray(), False
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            while not is_complete:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                body += message.get("body", b"")
-                if len(body) > MAX_BODY_BYTES:
-                    return TOO_LARGE
-                is_complete = not message.get("more_body", False)
-    except TimeoutError:
-        return TOO_SLOW
-    buffered: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
-
-    async def replay() -> Message:
-        return buffered.pop() if buffered else await receive()
-
-    return replay
-
-
-async def _drain(receive: Receive) -> None:
-    """Discards the body until the client has sent everything, has left, or has sent too much."""
-    drained = 0
-    try:
-        async with asyncio.timeout(DRAINED_S):
-            while drained < DRAINED_BYTES:
-                message = await receive()
-                drained += len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    return
-    except TimeoutError:
-        return
 
 
 # --- shutdown

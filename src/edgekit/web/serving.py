@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import signal
@@ -15,23 +14,23 @@ import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgekit.engines.ports import check_port, connectable, in_address, in_use
+from edgekit.engines.ports import check_port, connectable, in_address
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.index import read_index
 from edgekit.report.hardware import devices_json, hardware_json
 from edgekit.request import Request
+from edgekit.server import connections
+from edgekit.server.connections import KEEP_ALIVE_S, FixedAnswers, PatientProtocol
+from edgekit.server.requests import MAX_HEAD_BYTES
 from edgekit.web.app import create_app
 from edgekit.web.calls import WebState, machine_now
 from edgekit.web.cards import when_started
-from edgekit.web.limits import network_of
-from edgekit.web.security import MAX_HEAD_BYTES, busy, malformed_answer
+from edgekit.web.security import busy, malformed_answer
 from edgekit.web.types import DEFAULT_PORT, WebSettings
 
 if TYPE_CHECKING:
@@ -39,12 +38,6 @@ if TYPE_CHECKING:
 
 
 TRIED_PORTS = 20
-BACKLOG = 256
-MAX_CONNECTIONS = 256
-CONNECTIONS_EACH = 96  # a browser opens six; everyone behind a proxy is one client
-HEAD_TIMEOUT_S = 10.0
-READ_TIMEOUT_S = 60.0  # for a client to read a response once the socket's send buffer is full
-KEEP_ALIVE_S = 30
 LAST_EVENT_S = 0.05  # for streams to send the end of a cancelled job
 GRACE_S = 1  # then open requests are cut off
 PATIENCE_S = 1.9  # then the process exits, even if a thread still waits for a slow server
@@ -65,25 +58,14 @@ def listen(host: str, port: int | None) -> socket.socket:
     """A listening socket. Without a port, on the first that is free from DEFAULT_PORT on. Raises UsageError."""
     if port is not None:
         check_port(host, port)
+        return connections.listen(host, port)
     last_port = DEFAULT_PORT + TRIED_PORTS - 1
-    candidates = range(DEFAULT_PORT, last_port + 1) if port is None else (port,)
-    for candidate in candidates:
-        try:
-            family, _, _, _, address = socket.getaddrinfo(
-                host, candidate, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            return socket.create_server(address[:2], family=family, backlog=BACKLOG)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise UsageError(
-                    f"cannot listen on {host} port {candidate}: {error.strerror}; for this machine "
-                    "only, use 127.0.0.1"
-                ) from error
-            if port is not None:
-                raise in_use(host, port) from error
-    raise UsageError(
-        f"ports {DEFAULT_PORT} to {last_port} on {host} are all in use; use --port 0 to pick any free port"
-    )
+    listening = connections.listen_on(host, range(DEFAULT_PORT, last_port + 1))
+    if listening is None:
+        raise UsageError(
+            f"ports {DEFAULT_PORT} to {last_port} on {host} are all in use; use --port 0 to pick any free port"
+        )
+    return listening
 
 
 def address_of(settings: WebSettings, path: str = "/", **fields: str) -> str:
@@ -121,7 +103,7 @@ def make_server(
     app = create_app(settings)
     config = uvicorn.Config(
         app,
-        http=PatientProtocol,
+        http=PageProtocol,
         ws="none",
         loop="asyncio",
         lifespan="on",
@@ -210,72 +192,8 @@ def show_browser(address: str) -> bool:
     return True
 
 
-class PatientProtocol(H11Protocol):
-    """uvicorn's protocol with limits on connections, and time limits for sending a head and reading a response."""
-
-    network = ""
-    _head_timer: asyncio.TimerHandle | None = None
-    _read_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.network = network_of(self.client[0]) if self.client else ""
-        count = sum(getattr(other, "network", "") == self.network for other in self.connections)
-        if count > CONNECTIONS_EACH:
-            transport.abort()
-            return
-        if len(self.connections) > MAX_CONNECTIONS:
-            self.app = busy
-        # asyncio sets this only on sockets created with a protocol number; without it a body may wait 40 ms
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._start_head_timer()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
-            self._start_head_timer()  # a head has begun
-        else:
-            self._stop_head_timer()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_head_timer()
-        self.resume_writing()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self._read_timer is None:
-            self._read_timer = self.loop.call_later(READ_TIMEOUT_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        if self._read_timer is not None:
-            self._read_timer.cancel()
-            self._read_timer = None
-        super().resume_writing()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Aborts the connection, because `close` would wait until the client has read the last response."""
-        self.transport.abort()
-
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's message
-        """Sends our JSON. If a response has already begun, only closes: the bytes were the rest of a body."""
-        if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
-            self.transport.close()
-            return
-        headers, body = malformed_answer()
-        head = h11.Response(status_code=400, headers=list(headers), reason=b"Bad Request")
-        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
-
-    def _start_head_timer(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
-
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+class PageProtocol(PatientProtocol):
+    answers = FixedAnswers(busy=busy, malformed=malformed_answer)
 
 
 def warm() -> threading.Thread:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
+from tests.programs import HANG, answering, write_program
 from tests.thoroughness import sampled
 
+from edgekit.app import programs
 from edgekit.cli import main
 from edgekit.machine.devices import all_devices, find_device
 from edgekit.units import GIB, MIB
@@ -31,6 +35,68 @@ def test_json_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, err) == (0, "")
     assert list(answer["engines"]) == ["llama.cpp", "vllm", "mlx", "stream"]
     assert answer["machine"]["host"]["total_bytes"] > 0
+
+
+SERVER = answering(
+    {
+        "--version": "version: 9294 (0c1e570)",
+        "--list-devices": "Available devices:\n  CUDA0: RTX 4090 (24080 MiB, 23650 MiB free)",
+    }
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is the whole PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:1")
+    monkeypatch.setattr(programs, "LIST_S", PATIENCE_S)
+    return tmp_path
+
+
+def test_programs_of_this_machine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_program(folder / "llama-server", SERVER)
+    _, out, _ = run_hardware(capsys)
+    assert (
+        "llama-server b9294 (0c1e570), CUDA and CPU, finds CUDA0: RTX 4090, billed as b9294; "
+        f"PATH: {path}"
+    ) in " ".join(out.split())
+    _, out, _ = run_hardware(capsys, "--json")
+    found = json.loads(out)["programs"]
+    assert {
+        "engine": "llama.cpp",
+        "program": "llama-server",
+        "origin": "PATH",
+        "path": str(path),
+        "version": "b9294",
+        "build": "0c1e570",
+        "backends": ["CUDA", "CPU"],
+        "devices": ["CUDA0: RTX 4090"],
+        "rules_version": "b9294",
+        "problem": None,
+        "commands": ["run", "serve"],
+    } in found
+
+
+def test_program_that_hangs_is_listed_with_its_problem(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "LIST_S", 0.5)
+    write_program(folder / "llama-server", HANG)
+    _, out, _ = run_hardware(capsys, "--json")
+    (found,) = (item for item in json.loads(out)["programs"] if item["program"] == "llama-server")
+    assert found["problem"] == "it does not answer within 0.5 s"
+    assert found["commands"] == []
+
+
+def test_described_machine_has_no_programs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_program(folder / "llama-server", SERVER)
+    _, out, _ = run_hardware(capsys, "--ram", "32G")
+    assert "llama-server" not in out
+    _, out, _ = run_hardware(capsys, "--ram", "32G", "--json")
+    assert "programs" not in json.loads(out)
 
 
 def test_json_of_a_described_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -220,7 +220,7 @@ def test_public_host_is_served_with_a_key_or_insecure_until_a_signal(
         (("--threads", "many"), "--threads: 'many' is not a whole number from 1"),
         (("--host", "[192.0.2.1]"), "of 192.0.2.1: "),
         (("--engine", "stream"), "cannot serve"),
-        (("--engine", "vllm"), "edgekit plan MODEL --engine vllm"),
+        (("--engine", "vllm"), "vllm is not installed: pip install vllm"),
         (("--host", "no.such.host.invalid"), "is not an address of this machine"),
         (("--sinks", "9999", "-c", "512"), "sinks"),
         (("--host", "0.0.0.0"), "give --api-key, or --insecure"),

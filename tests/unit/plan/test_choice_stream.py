@@ -19,7 +19,7 @@ from tests.unit.plan.machines import cards, cpu, host, mac
 from edgekit.bill.types import ChangeKind, Job, Load, Start, Status, Task, cache_type
 from edgekit.engines import engine_named
 from edgekit.engines.native.file import FileHeader
-from edgekit.engines.native.rules import PROCESS_BYTES, THREAD_BYTES, matrix_bytes
+from edgekit.engines.native.rules import PROCESS_BYTES, THREAD_BYTES
 from edgekit.engines.native.rules import budgets as stream_budgets
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.native.tokenizer.kinds import tokenizer_cost_bytes, vocabulary_bytes
@@ -128,13 +128,11 @@ def test_vocabulary_bytes_of_an_array_of_unknown_size_are_not_less() -> None:
 # --- weights kept in memory
 
 
-def test_placements_keep_all_weights_then_fewer_then_none() -> None:
+def test_placements_keep_all_weights_then_none_that_may_be_filled() -> None:
     placements = tuple(placements_of(task_on(cpu(64))))
-    weights_bytes = matrix_bytes(engine_models()[SEVEN_B, "Q4_K_M"])
-    keep_bytes = [StreamSetup.of(placement.setup).keep_bytes for placement in placements]
-    assert keep_bytes[0] is None
-    assert keep_bytes[1:] == [weights_bytes * share // 4 // MIB * MIB for share in (3, 2, 1, 0)]
-    assert [placement.whole for placement in placements] == [True, False, False, False, False]
+    assert [StreamSetup.of(placement.setup).keep_bytes for placement in placements] == [None, 0]
+    assert [placement.whole for placement in placements] == [True, False]
+    assert [placement.may_fill for placement in placements] == [False, True]
     assert len({placement.budgets for placement in placements}) == 1
 
 
@@ -142,6 +140,7 @@ def test_placements_of_a_given_keep_are_a_single_one() -> None:
     start = Start(setup=StreamSetup(keep_bytes=GIB), fixed_flags=frozenset({"keep"}))
     (placement,) = placements_of(task_on(cpu(64), start=start))
     assert StreamSetup.of(placement.setup).keep_bytes == GIB
+    assert not placement.may_fill
 
 
 def test_threads_follow_the_cores_unless_given() -> None:
@@ -153,11 +152,40 @@ def test_threads_follow_the_cores_unless_given() -> None:
     )
 
 
-@pytest.mark.parametrize(("memory", "quarters"), [(16 * GIB, 4), (9 * GIB // 2, 3), (GIB, 0)])
-def test_judge_keeps_as_many_weights_as_fit(memory: int, quarters: int) -> None:
-    result = judge(task_on(small_machine(memory), load=Load(context_tokens=4096)))
-    assert result.can_load
-    assert result.way == tuple(placements_of(task_on(small_machine(memory))))[4 - quarters]
+@pytest.mark.parametrize("mebibytes", [512, 1024, 2048, 4096])
+def test_judge_fills_the_memory_with_weights_as_long_as_it_is_comfortable(mebibytes: int) -> None:
+    """A matrix of a 7B has at most 88 MiB, so less than the smallest, 1 MiB, and the rounding to a MiB are left."""
+    result = judge(task_on(small_machine(mebibytes * MIB), load=Load(context_tokens=1024)))
+    (use,) = result.uses
+    comfortable_bytes = use.budget.available_bytes * 85 // 100
+    assert result.status is Status.PASSED
+    assert comfortable_bytes - 4 * MIB < use.required_bytes <= comfortable_bytes
+
+
+def test_judge_keeps_all_weights_where_they_fit() -> None:
+    result = judge(task_on(small_machine(16 * GIB), load=Load(context_tokens=4096)))
+    assert StreamSetup.of(result.way.setup).keep_bytes is None
+    assert result.way.whole
+
+
+def test_judge_gives_a_limit_of_use_less_than_comfortable() -> None:
+    load = Load(context_tokens=1024)
+    result = judge(task_on(small_machine(1024 * MIB), load=load, max_use=0.5))
+    (use,) = result.uses
+    assert not result.failed
+    assert 0.45 * use.budget.available_bytes < use.required_bytes
+    assert use.required_bytes <= 0.5 * use.budget.available_bytes
+
+
+def test_commands_state_the_weights_that_a_verdict_keeps() -> None:
+    """--keep with the size of the verdict gives the same bill again."""
+    result = judge(task_on(small_machine(GIB), load=Load(context_tokens=1024)))
+    keep_bytes = StreamSetup.of(result.way.setup).keep_bytes
+    assert keep_bytes is not None
+    assert keep_bytes % MIB == 0
+    start = Start(setup=StreamSetup(keep_bytes=keep_bytes), fixed_flags=frozenset({"keep"}))
+    again = judge(task_on(small_machine(GIB), load=Load(context_tokens=1024), start=start))
+    assert again.required_bytes == result.required_bytes
 
 
 # --- context and cache
@@ -167,7 +195,6 @@ def test_judge_a_7b_on_512_mib() -> None:
     result = judge(task_on(small_machine(512 * MIB)))
     assert result.status is Status.PASSED
     assert result.context_tokens >= 1024
-    assert StreamSetup.of(result.way.setup).keep_bytes == 0
     assert result.required_bytes < 512 * MIB
 
 
@@ -195,7 +222,7 @@ def test_judge_prefers_a_long_context_to_keeping_all_weights() -> None:
     ("mebibytes", "step", "tokens", "cache"),
     [
         (512, 7, range(512, 16_384), "f16"),
-        (1024, 6, (20_480,), "q8_0"),
+        (1024, 6, (16_384,), "q8_0"),
         (3072, 6, (32_768,), "f16"),
     ],
 )

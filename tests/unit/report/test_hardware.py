@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from tests.programs import PROGRAMS
 from tests.unit.report.verdicts import card, mac, machine
 
 from edgekit.machine.types import HostMemory, Machine, MemoryLimit, Process, Vendor
@@ -167,6 +168,36 @@ def test_hardware_text_names_only_the_five_largest_processes() -> None:
     users = tuple(Process(pid=i, name=f"p{i}", used_bytes=i * GIB) for i in range(1, 9))
     text = " ".join(hardware_text(machine(card("T4", 64, users=users))).split())
     assert "used by p8 (8) 8.00 GiB, p7 (7) 7.00 GiB, p6 (6) 6.00 GiB, p5 (5) 5.00 GiB, p4 (4) 4.00 GiB and 3 more" in text  # fmt: skip
+
+
+PROGRAM_LINES = """\
+Programs llama-server 0.6.0-dev (b11549), CUDA, Vulkan and CPU, finds CUDA0: RTX 4090, billed as
+           0.6.0-dev (b11549); PATH: /usr/bin/llama-server
+         llama-fit-params b9294; PATH; answers `verify` and --ask-engine
+         ollama 0.12.3; running server: http://127.0.0.1:11434; cannot be started: it keeps the
+           settings that it was started with
+         vllm; PATH; cannot be started: it does not answer within 2.5 s
+"""
+
+
+def test_hardware_text_with_programs() -> None:
+    assert PROGRAM_LINES in hardware_text(HERE, programs=PROGRAMS)
+
+
+def test_hardware_text_without_programs_says_what_to_install() -> None:
+    text = " ".join(hardware_text(HERE, programs=()).split())
+    assert (
+        "Programs no program found that runs models; install one, for example: "
+        "pip install 'edgekit-models[llama]'"
+    ) in text
+
+
+def test_hardware_json_with_programs() -> None:
+    programs = hardware_json(HERE, PROGRAMS)["programs"]
+    assert [item["commands"] for item in programs] == [["run", "serve"], [], [], []]
+    assert programs[3]["problem"] == "it does not answer within 2.5 s"
+    assert programs[1]["path"] is None
+    assert "programs" not in hardware_json(HERE)
 
 
 def test_hardware_json_of_two_gpus() -> None:

@@ -7,6 +7,7 @@ from edgekit.engines.llamacpp import flags
 from edgekit.engines.protocol import Engine, ProgramEntry
 
 _RUN = "edgekit.engines.llamacpp.run.program"
+_OLLAMA = "edgekit.engines.llamacpp.run.ollama"
 
 
 class LlamaCpp(Engine):
@@ -30,6 +31,7 @@ class LlamaCpp(Engine):
     programs = (
         ProgramEntry("xllamacpp", f"{_RUN}:WHEEL", ("run", "serve", "verify", "calibrate")),
         ProgramEntry("llama-server", f"{_RUN}:SERVER", ("run", "serve")),
+        ProgramEntry("ollama", f"{_OLLAMA}:PROGRAM", ("run", "serve"), on_request=True),
     )
     # WebP with ffmpeg on the PATH (tools/mtmd/mtmd-helper.cpp)
     image_types = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})

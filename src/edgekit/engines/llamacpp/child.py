@@ -326,6 +326,21 @@ def _vectors(server: Any, texts: list[list[int]]) -> dict[str, Any]:
     return {"vectors": [entry["embedding"] for entry in entries]}
 
 
+# --- what this build can use
+
+
+def _devices(request: dict[str, Any], tell: Tell) -> None:
+    """Reports the version of the library and the devices that it finds."""
+    _limit(request["timeout_s"])
+    try:
+        import xllamacpp
+    except ImportError as error:  # a wheel for another GPU library
+        _fail(str(error))
+    devices = [[device["name"], device["description"]] for device in xllamacpp.get_device_info()]
+    tell(version=_llama_version(xllamacpp), devices=devices)
+    os._exit(0)
+
+
 # --- memory, and llama.cpp's C functions
 
 
@@ -396,6 +411,7 @@ _JOBS: dict[str, Callable[[dict[str, Any], Tell], None]] = {
     "verify": _verify,
     "serve": _serve,
     "embed": _embed,
+    "devices": _devices,
 }
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ Flags as in common/arg.cpp @ b21e4de.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.bill.types import (
     F16,
@@ -350,52 +351,21 @@ def ollama_commands(startup: Startup, card_notes: list[str]) -> Iterator[Command
     """The commands that start Ollama's server and run the model, with a Modelfile unless Ollama's defaults already
     give the planned placement.
     """
-    load, setup, verdict = startup.load, LlamaCppSetup.of(startup.setup), startup.verdict
-    # One cache type for K and V: the most accurate that is no larger than either.
-    kinds = (load.cache_k, load.cache_v)
-    smallest_bits = min(
-        _CACHE_BITS[_DEFAULT_CACHE] if kind is None else kind.bits for kind in kinds
-    )
-    cache = next(
-        (name for name, bits in _CACHE_BITS.items() if bits <= smallest_bits), _SMALLEST_CACHE
-    )
-    # Ollama multiplies the context by the number of parallel requests.
-    environment = startup.environment
-    environment["OLLAMA_CONTEXT_LENGTH"] = str(startup.context_tokens)
-    environment["OLLAMA_NUM_PARALLEL"] = str(verdict.streams)
-    if cache != _DEFAULT_CACHE:
-        environment["OLLAMA_KV_CACHE_TYPE"] = cache
-    if load.flash_attention is not None or cache != _DEFAULT_CACHE:
-        environment["OLLAMA_FLASH_ATTENTION"] = "0" if load.flash_attention is False else "1"
-    if len(startup.placement.cards) > 1:
-        environment["OLLAMA_SCHED_SPREAD"] = "1"
-    for key, number in growth_limits(verdict).items():
-        environment[_GROWTH_VARIABLES[key]] = str(number)
-    notes = [*_ollama_notes(startup, cache), *card_notes]
+    settings = ollama_settings(startup.verdict, startup.context_tokens)
+    environment = {**startup.environment, **settings.environment}
+    notes = [*_ollama_notes(startup, settings.cache), *card_notes]
     yield startup.command(OLLAMA, "Ollama server", ["ollama", "serve"], environment, notes)
 
-    source = _modelfile_source(startup)
-    layers_and_head = block_count(startup.variant.model.geometry) + 1  # plus the output layer
-    num_gpu: int | None = min(setup.n_gpu_layers, layers_and_head)
-    if not setup.has_device:
-        num_gpu = 0
-    elif _moves_experts(setup):
-        num_gpu = None  # Ollama places whole layers itself
-    on_cpu = num_gpu == 0 and not startup.machine.devices
-    parameters: dict[str, object] = {"num_ctx": startup.context_tokens}
-    if num_gpu is not None:
-        parameters["num_gpu"] = num_gpu
-    if load.microbatch_tokens:
-        parameters["num_batch"] = load.microbatch_tokens
-    if not setup.use_mmap:
-        parameters["use_mmap"] = "false"
-    has_default_layers = on_cpu or num_gpu in {None, layers_and_head}
+    source, parameters = _modelfile_source(startup), settings.parameters
+    has_default_layers = settings.has_default_layers or (
+        parameters.get("num_gpu") == 0 and not startup.machine.devices
+    )
     has_default_parameters = parameters.keys() <= {"num_ctx", "num_gpu"}
     if has_default_layers and has_default_parameters and not source.startswith(_PATHS):
         yield startup.command(OLLAMA, "Ollama", ["ollama", "run", source])
         return
     lines = [f"FROM {printable(source)}"]  # one line, even for odd file names
-    lines += [f"PARAMETER {name} {value}" for name, value in parameters.items()]
+    lines += [f"PARAMETER {name} {json.dumps(value)}" for name, value in parameters.items()]
     note = model_source(startup).note
     yield Command(
         program=OLLAMA,
@@ -410,6 +380,55 @@ def ollama_commands(startup: Startup, card_notes: list[str]) -> Iterator[Command
     steps = (["ollama", "create", name, "-f", "Modelfile"], ["ollama", "run", name])
     lines = [startup.command(OLLAMA, "Ollama", words).text for words in steps]
     yield Command(program=OLLAMA, name="Ollama", kind=COMMAND, text="\n".join(lines))
+
+
+class OllamaSettings(NamedTuple):
+    """What a verdict is in Ollama: the environment of its server, and the parameters of the model."""
+
+    environment: dict[str, str]
+    parameters: dict[str, int | bool]
+    cache: str  # the one type of all caches
+    has_default_layers: bool  # Ollama would place the layers in the same way by itself
+
+
+def ollama_settings(verdict: Verdict, context_tokens: int) -> OllamaSettings:
+    """The settings for a verdict with this context for each request."""
+    load, placement = verdict.load, verdict.way
+    setup = LlamaCppSetup.of(placement.setup)
+    # One cache type for K and V: the most accurate that is no larger than either.
+    kinds = (load.cache_k, load.cache_v)
+    smallest_bits = min(
+        _CACHE_BITS[_DEFAULT_CACHE] if kind is None else kind.bits for kind in kinds
+    )
+    cache = next(
+        (name for name, bits in _CACHE_BITS.items() if bits <= smallest_bits), _SMALLEST_CACHE
+    )
+    # Ollama multiplies the context by the number of parallel requests.
+    environment = {"OLLAMA_CONTEXT_LENGTH": str(context_tokens)}
+    environment["OLLAMA_NUM_PARALLEL"] = str(verdict.streams)
+    if cache != _DEFAULT_CACHE:
+        environment["OLLAMA_KV_CACHE_TYPE"] = cache
+    if load.flash_attention is not None or cache != _DEFAULT_CACHE:
+        environment["OLLAMA_FLASH_ATTENTION"] = "0" if load.flash_attention is False else "1"
+    if len(placement.cards) > 1:
+        environment["OLLAMA_SCHED_SPREAD"] = "1"
+    for key, number in growth_limits(verdict).items():
+        environment[_GROWTH_VARIABLES[key]] = str(number)
+    variant = verdict.variant
+    layers_and_head = 1 + (0 if variant is None else block_count(variant.model.geometry))
+    num_gpu: int | None = min(setup.n_gpu_layers, layers_and_head)
+    if not setup.has_device:
+        num_gpu = 0
+    elif _moves_experts(setup):
+        num_gpu = None  # Ollama places whole layers itself
+    parameters: dict[str, int | bool] = {"num_ctx": context_tokens}
+    if num_gpu is not None:
+        parameters["num_gpu"] = num_gpu
+    if load.microbatch_tokens:
+        parameters["num_batch"] = load.microbatch_tokens
+    if not setup.use_mmap:
+        parameters["use_mmap"] = False
+    return OllamaSettings(environment, parameters, cache, num_gpu in {None, layers_and_head})
 
 
 def _moves_experts(setup: LlamaCppSetup) -> bool:

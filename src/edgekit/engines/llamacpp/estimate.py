@@ -44,7 +44,7 @@ from edgekit.engines.llamacpp.types import (
     version_name,
 )
 from edgekit.engines.llamacpp.weights import place
-from edgekit.errors import RefusedError
+from edgekit.errors import NewArchitectureError, RefusedError
 from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model.types import Cell, Model, Recurrent
 from edgekit.sources.types import Container
@@ -224,7 +224,7 @@ def _check_architecture(model: Model, setup: LlamaCppSetup) -> None:
             f"was added in b{first_build}"
         )
     if model.header.keys and name not in architecture_names():
-        raise RefusedError(
+        raise NewArchitectureError(
             f"llama.cpp {VERSION} does not support architecture {name[:60]!r}; a newer version may"
         )
 

@@ -81,7 +81,7 @@ _WHEEL = re.compile(
     r"(20\d\d)\.(\d{1,2})(?:\.(\d+))?(?:\.\d+)?(?:\.?(?:post|dev|rc)\d+)?(?:\+\S+)?"
 )
 _NUMBER = re.compile(
-    r"v?0\.(\d{1,3})(?:\.(\d{1,3}))?(?:-dev)?(?: \((?:build (\d+), commit )?\w+\))?"
+    r"v?0\.(\d{1,3})(?:\.(\d{1,3}))?(?:-dev)?(?: \((?:(?:build |b(?=\d{4,6}\)))(\d+)(?:, commit \w+)?|\w+)\))?"
 )
 
 
@@ -324,6 +324,11 @@ class LlamaCppSetup(Setup):
     rules: int = NEWEST  # a build of llama.cpp (Rules)
     version: str | None = None  # the billed version, if not that of the rules
     overhead: Overhead | None = None  # applies only to the machine it was measured on
+
+    @property
+    def uses_nvidia(self) -> bool:
+        """Whether layers are on NVIDIA GPUs."""
+        return self.backend is Backend.CUDA and self.n_gpu_layers > 0
 
     @property
     def has_device(self) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from edgekit.engines.mlx import flags
-from edgekit.engines.protocol import Engine
+from edgekit.engines.protocol import Engine, ProgramEntry
 
 
 class Mlx(Engine):
@@ -24,6 +26,8 @@ class Mlx(Engine):
     no_embeddings = "mlx-lm does not return embeddings; llama.cpp and vLLM do"
     for_programs = ("mlx", "lm-studio")
     flags = flags.FLAGS
+    run_flags = MappingProxyType({quant_key: "stored"})  # not as mlx_lm.convert would make them
+    programs = (ProgramEntry("mlx", "edgekit.engines.mlx.program:PROGRAM", ("run", "serve")),)
 
 
 ENGINE = Mlx()

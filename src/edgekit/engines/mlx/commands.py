@@ -1,6 +1,6 @@
 """The commands of a verdict: mlx_lm.convert where weights have to be quantised, then mlx_lm.server or mlx_lm.generate.
 
-Flags as in mlx-lm @ d78bf58.
+Flags as in mlx-lm 0.32.2.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ if TYPE_CHECKING:
 
 
 PROGRAM = "mlx"
+_QUANTISED_CACHE = (
+    "kv_bits",
+    "kv_group_size",
+    "quantized_kv_start",
+)  # flags of the server since 0.32
 # The cache quantisations that LM Studio has.
 _LM_STUDIO_BITS = frozenset({8, 6, 4, 3, 2})
 _LM_STUDIO_GROUPS = frozenset({32, 64, 128})
@@ -52,7 +57,7 @@ _LM_STUDIO_GROUPS = frozenset({32, 64, 128})
 def commands(startup: Startup) -> Iterator[Command]:
     """The conversion if weights have to be quantised, the command that runs the model, and LM Studio's settings.
 
-    mlx_lm.server cannot quantise or limit its caches: for that, mlx_lm.generate runs the model.
+    mlx_lm.server cannot limit its caches to a number of tokens: for that, mlx_lm.generate runs the model.
     """
     setup, model = MlxSetup.of(startup.setup), startup.repository_word
     packed = setup.quantize
@@ -69,7 +74,7 @@ def commands(startup: Startup) -> Iterator[Command]:
             repository = converted_name(startup.label, packed)
             notes = [f"load the folder that mlx_lm.convert writes: {repository}"]
         model = repository
-    if setup.kv_bits is None and setup.max_kv_size is None:
+    if setup.max_kv_size is None:
         yield _server(startup, model)
     else:
         yield _generate(startup, model)
@@ -90,16 +95,15 @@ def _published_repository(label: str, packed: Quantize) -> str | None:
 
 def _server(startup: Startup, model: str) -> Command:
     """mlx_lm.server with the planned number of parallel requests. Free memory caches old prompts."""
-    verdict, step = startup.verdict, MlxSetup.of(startup.setup).prefill_step_size
-    # server.py:731 trims old caches to this size, those in use included
+    verdict = startup.verdict
+    # server.py:886 trims old caches to this size, those in use included
     free_bytes = [use.budget.available_bytes - use.required_bytes for use in verdict.uses]
-    cache_bytes = verdict.estimate.kv_cache_bytes + max(0, min(free_bytes, default=0))
-    count = str(startup.load.sequences or 1)
-    words = ["mlx_lm.server", "--model", model]
-    words += ["--decode-concurrency", count, "--prompt-concurrency", count]
-    words += ["--prompt-cache-bytes", str(cache_bytes)]
-    if step != DEFAULT_PREFILL_STEP:
-        words += flag_words(FLAGS, {"prefill_step_size": step})
+    words = server_words(
+        MlxSetup.of(startup.setup),
+        model,
+        sequences=startup.load.sequences or 1,
+        cache_bytes=verdict.estimate.kv_cache_bytes + max(0, min(free_bytes, default=0)),
+    )
     length = f"{startup.context_tokens:,}"
     note = (
         f"accepts requests of any length; planned for up to {length} tokens each, prompt and answer"
@@ -108,22 +112,32 @@ def _server(startup: Startup, model: str) -> Command:
     return replace(serve, served_name=model)
 
 
+def server_words(setup: MlxSetup, model: str, *, sequences: int, cache_bytes: int) -> list[str]:
+    """The command line of mlx_lm.server."""
+    values: dict[str, Any] = {}
+    if setup.prefill_step_size != DEFAULT_PREFILL_STEP:
+        values["prefill_step_size"] = setup.prefill_step_size
+    if setup.kv_bits is not None:
+        values |= {key: getattr(setup, key) for key in _QUANTISED_CACHE}
+    words = ["mlx_lm.server", "--model", model]
+    words += ["--decode-concurrency", str(sequences), "--prompt-concurrency", str(sequences)]
+    return [*words, "--prompt-cache-bytes", str(cache_bytes), *flag_words(FLAGS, values)]
+
+
 def _generate(startup: Startup, model: str) -> Command:
     """mlx_lm.generate, which can quantise and limit the cache."""
     setup = MlxSetup.of(startup.setup)
     values: dict[str, Any] = {}
     if setup.kv_bits is not None:
-        for key in ("kv_bits", "kv_group_size", "quantized_kv_start"):
-            values[key] = getattr(setup, key)
+        values |= {key: getattr(setup, key) for key in _QUANTISED_CACHE}
     if setup.max_kv_size is not None:
         values["max_kv_size"] = setup.max_kv_size
     if setup.max_tokens:
         values["max_tokens"] = setup.max_tokens
     words = ["mlx_lm.generate", "--model", model, "--prompt", "-", *flag_words(FLAGS, values)]
-    missing_flag = "--kv-bits" if setup.kv_bits is not None else "--max-kv-size"
     notes = [
         "reads the prompt from standard input",
-        f"mlx_lm.server has no {missing_flag}: its caches would use more memory than planned",
+        "mlx_lm.server has no --max-kv-size: its caches would use more memory than planned",
     ]
     return startup.command(PROGRAM, "mlx_lm.generate", words, notes=notes)
 

@@ -8,7 +8,7 @@ from edgekit.bill.types import Placement, Task
 from edgekit.engines.choices import devices_of, known_ram, ram_budget
 from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.errors import HardwareError
-from edgekit.machine.types import Budget, Device, Machine, Vendor
+from edgekit.machine.types import Budget, Device, Machine, System, Vendor
 from edgekit.units import GIB, format_bytes
 
 SMALL_BYTES = 16 * GIB  # Macs up to this size have a fixed reserve, larger ones a share
@@ -32,6 +32,8 @@ def check_runs(machine: Machine) -> None:
 def budgets(machine: Machine) -> tuple[Budget, ...]:
     """The unified memory, without the reserve for macOS."""
     host = known_ram(machine)
+    if machine.system is System.LINUX:  # the CPU build
+        return (ram_budget(host, devices(machine)[:1], 0, ""),)
     total = host.total_bytes
     because = f"{RESERVE_PERCENT} % of {format_bytes(total)} for macOS"
     if total <= SMALL_BYTES:

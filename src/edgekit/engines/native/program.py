@@ -30,6 +30,7 @@ class NativeProgram:
     name = "stream"
     loads_shards = False
     has_budget = True
+    has_keys = False
     install = "pip install 'edgekit-models[embed]'"
 
     def find(self) -> Installation:
@@ -39,6 +40,9 @@ class NativeProgram:
     def on_machine(self, machine: Machine, _installation: Installation) -> Machine:
         return machine
 
+    def own_name(self, _reference: str, _files: object) -> str:
+        return ""
+
     def flags_for(self, options: RunOptions, _installation: Installation) -> dict[str, Any]:
         values = {
             "sinks": options.sinks,
@@ -46,6 +50,9 @@ class NativeProgram:
             "rolling": options.rolling or None,
         }
         return {name: value for name, value in values.items() if value is not None}
+
+    def request_limits(self, _verdict: Verdict, _weights: object) -> NoReturn:
+        raise UsageError("the built-in engine has no server")
 
     def with_limits(self, verdict: Verdict) -> Setup:
         """Nothing grows after the start."""

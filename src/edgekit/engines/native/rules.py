@@ -202,30 +202,38 @@ def check_limits(reserve_bytes: int | None, _max_use: float | None) -> None:
 
 
 def placements(task: Task) -> Iterator[Placement]:
-    """All weights in memory first, then fewer, then none: weights in memory are not read again for every token."""
+    """All weights in memory; else none, and then `fill` adds those that fit. A given --keep is the only placement."""
     machine, start = task.machine, task.start
     setup = StreamSetup.of(start.setup or StreamSetup())
     threads = setup.threads or usual_threads(machine.cores if machine.what_if else None)
     tokens = stream_model(task.model).dimensions.vocabulary
     vocabulary = vocabulary_bytes(task.model.header, tokens)
     ram = budgets(machine, vocabulary_bytes=vocabulary, threads=threads)
-    all_bytes = matrix_bytes(task.model)
-    sizes: tuple[int | None, ...] = (setup.keep_bytes,)
-    if "keep" not in start.fixed_flags:
-        sizes = (None, *(all_bytes * quarters // 4 // MIB * MIB for quarters in (3, 2, 1, 0)))
-    for keep_bytes in sizes:
-        if keep_bytes is None or keep_bytes >= all_bytes:
-            because = "all weights in memory"
-        elif not keep_bytes:
-            because = "weights read from the file for every token"
-        else:
-            because = f"up to {format_bytes(keep_bytes)} of weights in memory, the rest read for every token"
+    is_given = "keep" in start.fixed_flags
+    for keep_bytes in (setup.keep_bytes,) if is_given else (None, 0):
         yield Placement(
             setup=replace(setup, threads=threads, keep_bytes=keep_bytes),
             budgets=ram,
-            because=because,
+            because=_place(task.model, keep_bytes),
             whole=keep_bytes is None,
+            may_fill=not is_given and keep_bytes is not None,
         )
+
+
+def fill(model: Model, placement: Placement, spare_bytes: int) -> Placement:
+    """The placement with as many weights in memory as fit into the spare bytes, in whole MiB."""
+    keep_bytes = spare_bytes // MIB * MIB
+    setup = replace(StreamSetup.of(placement.setup), keep_bytes=keep_bytes)
+    return replace(placement, setup=setup, because=_place(model, keep_bytes), may_fill=False)
+
+
+def _place(model: Model, keep_bytes: int | None) -> str:
+    """Where the weights are, in words."""
+    if keep_bytes is None or keep_bytes >= matrix_bytes(model):
+        return "all weights in memory"
+    if not keep_bytes:
+        return "weights read from the file for every token"
+    return f"up to {format_bytes(keep_bytes)} of weights in memory, the rest read for every token"
 
 
 # --- cache types and speed

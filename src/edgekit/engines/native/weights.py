@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edgekit.engines.native.buffers import PassPlan, matrices, vectors
 from edgekit.engines.native.crew import CrewMember
 from edgekit.engines.native.kernels.types import BlockError, Floats
+from edgekit.engines.native.read_ahead import ReadAhead, streamed
 from edgekit.errors import WeightsError
 from edgekit.formats.dtype import TensorType, by_name
 
@@ -37,7 +38,7 @@ class Matrix:
     file: WeightFile
     in_memory: Packed | None = None  # all rows, if they stay in memory
     bias: Floats | None = None
-    ahead_bytes: int = 0  # how much the system should read ahead
+    ahead: ReadAhead | None = None  # what to read ahead; None: rows are not read in order
 
     @property
     def row_bytes(self) -> int:
@@ -65,9 +66,9 @@ class Matrix:
             return self.in_memory[begin:end]
         into = worker.packed[: end - begin]
         assert into.size == end - begin  # noqa: S101 - a tile is planned for what is read into it
+        if self.ahead is not None:
+            self.ahead.follow(self.offset + begin, end - begin)
         self.file.read_into(self.offset + begin, into, what=f"tensor {self.name}")
-        if self.ahead_bytes:
-            self.file.read_ahead(self.offset + end, self.ahead_bytes)
         return into
 
     def multiply(self, worker: CrewMember, x: Floats, out: Floats, first: int, last: int) -> None:
@@ -127,9 +128,9 @@ class Weights:
             )
             self.held[tensor.name] = self._unpack(blocks)
         self.rows: dict[str, Matrix] = {}
+        ahead = ReadAhead(file, streamed(plan))
         for tensor in matrices(plan.model):
             count, columns = tensor.shape
-            is_embedding = tensor.name == "token_embd.weight"
             rows = Matrix(
                 kernels=kernels,
                 name=tensor.name,
@@ -139,8 +140,8 @@ class Weights:
                 offset=tensor.offset,
                 file=file,
                 bias=self.held.get(f"{tensor.name.removesuffix('.weight')}.bias"),
-                # Rows of the embedding are read in random order, so reading ahead would be useless.
-                ahead_bytes=0 if is_embedding else plan.threads * plan.tile_bytes,
+                # Rows of the embedding are read in random order.
+                ahead=None if tensor.name == "token_embd.weight" else ahead,
             )
             if tensor.name in plan.unpacked:
                 rows = replace(rows, kind=F32, in_memory=self._unpack(rows).view(np.uint8))
@@ -152,11 +153,11 @@ class Weights:
                     check()
                 rows = replace(rows, in_memory=packed)
             self.rows[tensor.name] = rows
-        # The matrix that computes logits. If it is the embedding, it is read in order here, so reading ahead helps.
+        # The matrix that computes logits. If it is the embedding, its rows are read in order here.
         self.head = self.rows.get("output.weight") or replace(
             self.rows["token_embd.weight"],
             bias=self.held.get("output.bias"),
-            ahead_bytes=plan.threads * plan.tile_bytes,
+            ahead=ahead,
         )
 
     def _unpack(self, rows: Matrix) -> Floats:

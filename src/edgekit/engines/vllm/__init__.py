@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgekit.engines.protocol import Engine
+from edgekit.engines.protocol import Engine, ProgramEntry
 from edgekit.engines.vllm import flags
 
 
@@ -22,6 +22,7 @@ class Vllm(Engine):
     chooses_repositories = True
     for_programs = ("vllm",)
     flags = flags.FLAGS
+    programs = (ProgramEntry("vllm", "edgekit.engines.vllm.program:PROGRAM", ("run", "serve")),)
 
 
 ENGINE = Vllm()

@@ -45,26 +45,30 @@ def commands(startup: Startup) -> Iterator[Command]:
     nodes = min(startup.nodes, -(-setup.world_size // max(gpu_count, 1)))
     if nodes > 1:
         yield from _ray(startup, nodes)
-    length = str(startup.facts["max_model_len"])
-    words = ["vllm", "serve", startup.repository_word, "--max-model-len", length]
-    defaults = VllmSetup()
-    for name in _PRINTED:
-        value = getattr(setup, name)
-        if value != getattr(defaults, name):
-            words += flag_words(FLAGS, {name: value})
-    if setup.mamba_cache_dtype != defaults.mamba_cache_dtype:  # only Python can set it
-        words += ["--mamba-cache-dtype", setup.mamba_cache_dtype]
-    max_sequences = startup.users
-    if max_sequences is None:
-        max_sequences = most_sequences(startup.verdict)
-    if max_sequences is not None:
-        words += ["--max-num-seqs", str(max_sequences)]
+    words = ["vllm", *server_words(startup.verdict, startup.repository_word, startup.users)]
     if nodes > 1:
         words += ["--distributed-executor-backend", "ray"]
     notes = ["run this on the first machine, after all machines have joined"] if nodes > 1 else []
     serve = startup.command(PROGRAM, "vllm serve", words, startup.environment, notes)
     serve = replace(serve, served_name=startup.repository_word)
     yield replace(serve, where=_FIRST_MACHINE if nodes > 1 else "")
+
+
+def server_words(verdict: Verdict, model: str, users: int | None = None) -> list[str]:
+    """The words after `vllm` that serve a model on one machine."""
+    setup, defaults = VllmSetup.of(verdict.way.setup), VllmSetup()
+    length = dict(verdict.estimate.facts)["max_model_len"]
+    words = ["serve", model, "--max-model-len", str(length)]
+    for name in _PRINTED:
+        value = getattr(setup, name)
+        if value != getattr(defaults, name):
+            words += flag_words(FLAGS, {name: value})
+    if setup.mamba_cache_dtype != defaults.mamba_cache_dtype:  # only Python can set it
+        words += ["--mamba-cache-dtype", setup.mamba_cache_dtype]
+    max_sequences = most_sequences(verdict) if users is None else users
+    if max_sequences is not None:
+        words += ["--max-num-seqs", str(max_sequences)]
+    return words
 
 
 def taken(verdict: Verdict) -> MemoryEstimate:

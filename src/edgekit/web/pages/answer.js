@@ -5,7 +5,7 @@ import { el } from "./dom.js";
 import { bytes, gib, tokens } from "./format.js";
 import { BARS, COMMON, MODEL } from "./texts.js";
 
-const WEAKEST = ["assumed", "modelled", "exact"];
+const WEAKEST = ["assumed", "modelled", "asked", "exact"];
 
 /** Bytes as people read them, the exact number for those who point. */
 export function size(n) {

@@ -8,10 +8,8 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
@@ -20,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.bill.types import Component, Load
+from edgekit.engines.discovery import FoundProgram, ask_program, find_programs
 from edgekit.engines.flags import fields_of, flag_words, given_values
 from edgekit.engines.llamacpp.flags import TABLE
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.engines.process import ChildProcess, Message
 from edgekit.errors import EngineError, UsageError
+from edgekit.machine.surroundings import Surroundings
 
 SCRIPT = Path(__file__).parents[1] / "child.py"
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}  # waiting threads do not spin
@@ -55,6 +55,7 @@ _AUTO = -1  # n_parallel: llama-server's default
 _VERBOSE = 5  # from this verbosity on, its dry run logs buffers
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"  # arg.cpp: --cpu-moe
 FIT_TOOL_NAME = "llama-fit-params"
+SERVER_NAME = "llama-server"
 _NOT_OF_FIT_TOOL = frozenset({"rpc", "device_memory", "unified"})
 _VERSION_TIMEOUT_S = 20.0
 
@@ -212,23 +213,35 @@ def enum_parameters(load: Load, setup: LlamaCppSetup) -> dict[str, tuple[str, st
     return members_by_parameter
 
 
+def find_fit_tools(here: Surroundings, servers: Iterable[FoundProgram]) -> tuple[FoundProgram, ...]:
+    """llama-fit-params on the PATH, or next to one of these llama-servers."""
+    beside = [
+        (server.origin, folder)
+        for server in servers
+        for folder in dict.fromkeys((server.path.parent, server.path.resolve().parent))
+    ]
+    return find_programs(FIT_TOOL_NAME, here, beside)
+
+
+def find_fit_tool() -> str | None:
+    """The path of the first one; None if there is none."""
+    here = Surroundings()
+    found = find_fit_tools(here, find_programs(SERVER_NAME, here))
+    return str(found[0].path) if found else None
+
+
 def has_fit_tool() -> bool:
-    return shutil.which(FIT_TOOL_NAME) is not None
+    return find_fit_tool() is not None
 
 
 def fit_tool_version() -> str:
     """The tool's version from its --version: 'version: 0.5.0-dev (build 1, commit 0c1e570)'."""
-    try:
-        completed = subprocess.run(  # noqa: S603 - a tool of the user's own PATH
-            [shutil.which(FIT_TOOL_NAME) or FIT_TOOL_NAME, "--version"],
-            capture_output=True,
-            timeout=_VERSION_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
+    program = find_fit_tool()
+    if program is None:
         return "of unknown version"
-    match = re.search(rb"version: ([^\n]{1,80})", completed.stdout + completed.stderr)
-    return match[1].decode(errors="replace").strip() if match else "of unknown version"
+    output = ask_program([program, "--version"], timeout_s=_VERSION_TIMEOUT_S)
+    match = re.search(r"version: ([^\n]{1,80})", output.text)
+    return match[1].strip() if match else "of unknown version"
 
 
 def fit_tool_request(question: LoadQuestion) -> dict[str, Any]:
@@ -257,7 +270,7 @@ def fit_tool_request(question: LoadQuestion) -> dict[str, Any]:
     requested = given_values(TABLE, load, setup)
     values |= {name: requested[name] for name in requested if name in known - _NOT_OF_FIT_TOOL}
     values["repack"] = setup.repack
-    command = [shutil.which(FIT_TOOL_NAME) or FIT_TOOL_NAME, "-m", str(question.path)]
+    command = [find_fit_tool() or FIT_TOOL_NAME, "-m", str(question.path)]
     command += ["--fit-print", "on", "--verbose", *flag_words(TABLE, values)]
     return {"command": command if setup.has_device else [*command, "--device", "none"]}
 
@@ -285,7 +298,7 @@ XLLAMACPP = VerifyMethod(
 FIT_TOOL = VerifyMethod(
     name=FIT_TOOL_NAME,
     mode=LlamaMode.LIBRARY,  # every token of a micro-batch may have logits
-    install="install llama.cpp, so that llama-fit-params is on the PATH",
+    install="install llama.cpp, so that llama-fit-params is on the PATH or next to llama-server",
     is_here=has_fit_tool,
     version=fit_tool_version,
     request=fit_tool_request,

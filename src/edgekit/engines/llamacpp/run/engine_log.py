@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from edgekit.bill.types import Component
 from edgekit.engines.llamacpp.run.binding import STOP
-from edgekit.engines.program import NOTHING, MeasuredBytes
+from edgekit.engines.program import NOTHING, MeasuredBytes, ReportedMemory
 from edgekit.errors import EngineError
 from edgekit.units import MIB
 
@@ -79,6 +79,12 @@ class LoggedAllocations:
 def is_complaint(line: str) -> bool:
     """True for a log line that reports an error."""
     return _COMPLAINT.search(line) is not None
+
+
+def _memory(
+    device: int | None, weights: MeasuredBytes, caches: MeasuredBytes, compute: MeasuredBytes
+) -> ReportedMemory:
+    return ReportedMemory(device=device, weights=weights, caches=caches, compute=compute)
 
 
 class EngineLog:
@@ -192,6 +198,17 @@ class EngineLog:
             Component.OUTPUT: self._parts[Component.OUTPUT],
             Component.COMPUTE: self._parts[Component.COMPUTE],
         }
+
+    def memories(self) -> tuple[ReportedMemory, ...]:
+        """The breakdown by memory: the devices in llama.cpp's order, and all rows of RAM together."""
+        memories: list[ReportedMemory] = []
+        in_ram = [NOTHING, NOTHING, NOTHING]
+        for name, row in self._breakdown.items():
+            if name.startswith(_HOST_ROWS):
+                in_ram = [total + size for total, size in zip(in_ram, row, strict=True)]
+            else:
+                memories.append(_memory(len(memories), *row))
+        return (*memories, _memory(None, *in_ram))
 
     def last_words(self) -> str:
         """The first errors in the log; if there are none, its last lines."""

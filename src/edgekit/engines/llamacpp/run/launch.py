@@ -17,7 +17,7 @@ from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.flags import command_words
 from edgekit.engines.llamacpp.run.binding import enum_parameters, parameters
 from edgekit.engines.llamacpp.setups import values
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup
+from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.process import LOAD_TIMEOUT_S, ServerLaunch
 from edgekit.engines.program import Address, Installation, LocalWeights
 from edgekit.errors import UsageError
@@ -38,6 +38,7 @@ class Launch:
     threads: int | None = None  # None: one per core
     environment: Mapping[str, str] = field(default_factory=dict)  # selects and orders the cards
     program: Installation | None = None  # llama-server; None: the xllamacpp wheel
+    ram_bytes: int | None = None  # of the bill; None: unknown
     timeout_s: float = LOAD_TIMEOUT_S
 
     @property
@@ -73,7 +74,8 @@ class Launch:
             files=(*models, *self._copied),
             mapped=frozenset(models) if self.setup.use_mmap else frozenset(),
             environment=self.environment,
-            uses_nvidia=self.setup.backend is Backend.CUDA and self.setup.n_gpu_layers > 0,
+            uses_nvidia=self.setup.uses_nvidia,
+            ram_bytes=self.ram_bytes,
             timeout_s=self.timeout_s,
         )
 

@@ -25,19 +25,23 @@ from edgekit.engines.llamacpp.run.binding import (
     xllamacpp_version,
 )
 from edgekit.engines.llamacpp.run.calibrate import measure
-from edgekit.engines.llamacpp.run.engine import EngineProcess, start
+from edgekit.engines.llamacpp.run.engine import start
+from edgekit.engines.llamacpp.run.engine_log import LoggedAllocations
 from edgekit.engines.llamacpp.run.generated import generated_files
 from edgekit.engines.llamacpp.run.launch import Launch
+from edgekit.engines.llamacpp.run.request_rules import request_rules
 from edgekit.engines.llamacpp.run.verification import compare, verify_model
 from edgekit.engines.llamacpp.setups import describe
 from edgekit.engines.llamacpp.setups import setup as read_setup
 from edgekit.engines.llamacpp.types import (
     LlamaCppSetup,
+    LoadFacts,
     answered_version,
     installed_version,
     version_name,
 )
 from edgekit.engines.openai_client import OPENAI_NAMES, OpenAiClient, message_json, numbers_in
+from edgekit.engines.process import watched
 from edgekit.engines.program import (
     NOTHING,
     CalibrateRequest,
@@ -45,20 +49,20 @@ from edgekit.engines.program import (
     EngineRun,
     EngineStart,
     Installation,
+    LocalWeights,
     MeasuredBytes,
     RunningEngine,
     RunOptions,
     Verification,
 )
-from edgekit.engines.watch import Watch
-from edgekit.errors import EngineError, MemoryPressureError, TextError
-from edgekit.machine.types import Machine
+from edgekit.engines.request_rules import RequestLimits
+from edgekit.errors import EngineError, TextError
+from edgekit.machine.types import Machine, PoolKind
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
 
 # For a single conversation: one slot and no prompt cache.
-_ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}
-_EXIT_DELAY_S = 2.0  # a dying server closes its connections before its exit is seen
+ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}
 _SAMPLING_NAMES = {
     **OPENAI_NAMES,
     "repeat_penalty": "repeat_penalty",
@@ -74,6 +78,7 @@ class LlamaCppProgram:
     install: str
     loads_shards: bool = True
     has_budget: bool = False
+    has_keys: bool = True
 
     def find(self) -> Installation | None:
         """The wheel is found by its package; llama-server has to be searched for and asked."""
@@ -87,6 +92,9 @@ class LlamaCppProgram:
         """Without the GPUs, if this build of llama.cpp cannot use them."""
         return machine if installation.devices else replace(machine, devices=())
 
+    def own_name(self, _reference: str, _files: object) -> str:
+        return ""
+
     def flags_for(self, options: RunOptions, installation: Installation) -> dict[str, Any]:
         """The flags for these options. The bill follows the installed llama.cpp, regardless of other settings."""
         version = installation.rules_version
@@ -96,14 +104,20 @@ class LlamaCppProgram:
         return {
             **({"llama_version": version} if version else {}),
             **({"ctx_shift": True} if options.rolling else {}),
-            **(_ALONE if options.alone else {}),
+            **(ALONE if options.alone else {}),
         }
 
+    def request_limits(self, verdict: Verdict, weights: LocalWeights) -> RequestLimits:
+        facts = LoadFacts.of(verdict.estimate)
+        rules = request_rules(
+            window_tokens=facts.n_ctx_seq,
+            slots=facts.n_seq_max,
+            reads_images=weights.projector is not None,
+        )
+        return RequestLimits(rules=rules, window_tokens=facts.n_ctx_seq)
+
     def with_limits(self, verdict: Verdict) -> LlamaCppSetup:
-        """The verdict's setup, with its prompt caches limited to what fits."""
-        limits = field_values(FLAGS, growth_limits(verdict), LlamaCppSetup)
-        setup = LlamaCppSetup.of(verdict.way.setup)
-        return replace(setup, **limits)
+        return limited(verdict)
 
     def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> LlamaCppStarter:
         return LlamaCppStarter()
@@ -128,6 +142,12 @@ SERVER = LlamaCppProgram(
 )
 
 
+def limited(verdict: Verdict) -> LlamaCppSetup:
+    """The verdict's setup, with its prompt caches limited to what fits."""
+    limits = field_values(FLAGS, growth_limits(verdict), LlamaCppSetup)
+    return replace(LlamaCppSetup.of(verdict.way.setup), **limits)
+
+
 class LlamaCppStarter:
     def tokens_in(self, _prompt: Prompt) -> None:
         """None: only the server can count tokens."""
@@ -136,36 +156,30 @@ class LlamaCppStarter:
     def start(self, request: EngineStart) -> Iterator[RunningEngine]:
         """Runs the engine, watched, until the end of the block."""
         running = start(_launch(request), tell=request.say, recheck=request.recheck)
-        with Watch(running, warn=request.warn) as watch:
-            try:
-                resolved = running.allocations.resolved
-                reported = resolved.get("n_ctx_seq") or resolved.get("n_ctx")
-                # the context of one sequence: as planned, or what the engine reports if that is less
-                window_tokens = request.load.context_tokens or 0
-                if reported and reported.isdigit():
-                    window_tokens = min(int(reported), window_tokens)
-                generator = LlamaTextGenerator(
-                    running.address,
-                    api_key=request.address.api_key,
-                    window_tokens=window_tokens,
-                    sinks=request.sinks,
-                )
-                yield RunningEngine(
-                    generator=generator,
-                    version=running.version,
-                    rules_version=version_name(*answered_version(running.version)),
-                    rows=compare_reported(request.estimate, running),
-                    server=running,
-                    guard=watch,
-                )
-            except EngineError as error:
-                ended = running.wait(_EXIT_DELAY_S)
-                if ended is None:
-                    raise
-                kind = MemoryPressureError if watch.starved else EngineError
-                raise kind(watch.reason or f"{ended.why}: {ended.last_words}") from error
-            finally:
-                running.stop()
+        with watched(running, warn=request.warn) as watch:
+            resolved = running.allocations.resolved
+            reported = resolved.get("n_ctx_seq") or resolved.get("n_ctx")
+            # the context of one sequence: as planned, or what the engine reports if that is less
+            window_tokens = request.load.context_tokens or 0
+            if reported and reported.isdigit():
+                window_tokens = min(int(reported), window_tokens)
+            generator = LlamaTextGenerator(
+                running.address,
+                api_key=request.address.api_key,
+                window_tokens=window_tokens,
+                sinks=request.sinks,
+            )
+            yield RunningEngine(
+                generator=generator,
+                version=running.version,
+                rules_version=version_name(*answered_version(running.version)),
+                rows=compare_reported(
+                    request.estimate, running.allocations, running.files.size_bytes
+                ),
+                server=running,
+                model=running.launch.at.alias,
+                guard=watch,
+            )
 
 
 def _launch(request: EngineStart) -> Launch:
@@ -184,6 +198,7 @@ def _launch(request: EngineStart) -> Launch:
         drafter_load=replace(request.load, cache_k=cache_k, cache_v=cache_v),
         threads=request.threads,
         environment=request.environment,
+        ram_bytes=request.estimate.in_pool(PoolKind.HOST),
         program=None if request.installation.program == XLLAMACPP_NAME else request.installation,
     )
 
@@ -277,14 +292,19 @@ class LlamaTextGenerator(OpenAiClient):
             raise EngineError("llama.cpp stopped in the middle of an answer")
 
 
-def compare_reported(estimate: MemoryEstimate, running: EngineProcess) -> tuple[ComparedRow, ...]:
-    """Compares the bill with the engine's report, with `verify`'s bounds and those of modelled lines."""
+def compare_reported(
+    estimate: MemoryEstimate, allocations: LoggedAllocations, files_bytes: int
+) -> tuple[ComparedRow, ...]:
+    """Compares the bill with the engine's report, with `verify`'s bounds and those of modelled lines.
+
+    `files_bytes`: of the model's files.
+    """
     estimate = logged_part(estimate)
     slack: Counter[str] = Counter()  # bytes, by component
     for line in estimate.lines:
         if line.within is not None and line.reserved:
             slack[line.component.value] += int(line.size_bytes * line.within)
-    parts = running.allocations.parts | {Component.WEIGHTS: _reported_weights(running)}
+    parts = allocations.parts | {Component.WEIGHTS: _reported_weights(allocations, files_bytes)}
     return tuple(
         replace(row, allowed_bytes=row.allowed_bytes + slack[row.part])
         for row in compare(estimate, parts)
@@ -297,20 +317,20 @@ def logged_part(estimate: MemoryEstimate) -> MemoryEstimate:
     return replace(estimate, lines=lines)
 
 
-def _reported_weights(running: EngineProcess) -> MeasuredBytes:
+def _reported_weights(allocations: LoggedAllocations, files_bytes: int) -> MeasuredBytes:
     """The size of the weights as the engine reports it, with bounds.
 
     For a mapped file the engine reports a range from its first tensor to its last. If other tensors went to a device
     or were repacked, the range is only an upper bound. On Metal both CPU and GPU map the file, and their ranges may
     overlap.
     """
-    weights = running.allocations.weights
+    weights = allocations.weights
     mapped = [size for name, size in weights if name.endswith(_MAPPED)]
     copied = [size for name, size in weights if not name.endswith(_MAPPED)]
     if mapped and not copied:
         low = max(size.low_bytes for size in mapped)
-        return replace(running.allocations.parts[Component.WEIGHTS], low_bytes=low)
+        return replace(allocations.parts[Component.WEIGHTS], low_bytes=low)
     if not mapped:
-        return running.allocations.parts[Component.WEIGHTS]
+        return allocations.parts[Component.WEIGHTS]
     copied_total = sum(copied, NOTHING)
-    return replace(copied_total, high_bytes=copied_total.high_bytes + running.files.size_bytes)
+    return replace(copied_total, high_bytes=copied_total.high_bytes + files_bytes)

@@ -54,7 +54,7 @@ COMPUTE_ALLOWED = 0.10  # the graph of another version may have an input more or
 COMPUTE_FLOOR_BYTES = 4 * MIB  # in a small graph, one or two more hidden states exceed 10 %
 DRY_TIMEOUT_S = 60.0  # 5 s with the largest vocabulary, on a slow machine
 LOAD_TIMEOUT_S = 600.0
-_CHILD_BYTES = 4 * GIB  # address space of Python, the library and a header with its vocabulary
+CHILD_BYTES = 4 * GIB  # address space of Python, the library and a header with its vocabulary
 DRY_TRIES = 3  # builds of June and July 2026 crash at exit in 1 of 200 dry runs, before their log is written
 _PATIENCE_S = 0.5  # wait after the breakdown: llama-fit-params logs nothing after it
 _POLL_S = 0.02
@@ -83,10 +83,10 @@ def verify_model(
     likely = installed_version() or LlamaVersion(NEWEST)  # until the engine reports its version
     adapted_setup = replace(setup, mode=method.mode, use_mmap=False, **likely._asdict())
     refused: RefusedError | None = None
-    memory_bytes = None if setup.has_device else _CHILD_BYTES
+    memory_bytes = None if setup.has_device else CHILD_BYTES
     try:
         estimate = llamacpp.estimate(model, load, adapted_setup)
-        memory_bytes = _dry_memory(estimate, setup)
+        memory_bytes = dry_memory(estimate, setup)
     except RefusedError as error:
         refused = error
     try:
@@ -181,7 +181,7 @@ def _notes(estimate: MemoryEstimate, answer: EngineReport) -> list[str]:
     ]
 
 
-def _dry_memory(estimate: MemoryEstimate, setup: LlamaCppSetup) -> int | None:
+def dry_memory(estimate: MemoryEstimate, setup: LlamaCppSetup) -> int | None:
     """Limit on the address space of a dry run, which still allocates states and output.
 
     None with a GPU: its driver reserves any amount of address space.
@@ -196,7 +196,7 @@ def _dry_memory(estimate: MemoryEstimate, setup: LlamaCppSetup) -> int | None:
             f"{format_bytes(allocated)}, but only {format_bytes(available)} is available; use "
             "fewer sequences (-np)"
         )
-    return _CHILD_BYTES + 2 * allocated
+    return CHILD_BYTES + 2 * allocated
 
 
 def beside_bytes(
@@ -281,14 +281,15 @@ def ask_engine(method: VerifyMethod, question: LoadQuestion) -> EngineReport:
     devices = tuple(child.log.devices)
     if question.setup.has_device and not devices:
         raise EngineError(
-            f"the llama.cpp in {method.name} finds no GPU on this machine, so only --backend "
-            "cpu can be verified"
+            f"the llama.cpp in {method.name} finds no GPU on this machine, so it can only be asked for "
+            "--backend cpu"
         )
     version = method.version()
     return EngineReport(
         through=method.name,
         version=version if child.version is None else f"{version} (llama.cpp {child.version})",
         parts=child.log.parts(),
+        memories=child.log.memories(),
         resolved=dict(child.log.resolved),
         devices=devices,
         seconds=time.monotonic() - started_s,

@@ -115,7 +115,12 @@ def test_requests_need_the_api_key(served: Served) -> None:
 
 
 def test_bill_is_what_the_engine_reports(served: Served) -> None:
-    rows = {row.part: row for row in compare_reported(served.bill, served.running)}
+    rows = {
+        row.part: row
+        for row in compare_reported(
+            served.bill, served.running.allocations, served.running.files.size_bytes
+        )
+    }
     assert all(row.within for row in rows.values()), rows
     cache = served.running.allocations.parts[Component.KV_CACHE]
     assert served.bill.of(Component.KV_CACHE) == 4 * 32_768 * 256 * 2 * 2
@@ -132,7 +137,12 @@ def test_bill_for_a_longer_context_is_outside_the_bounds(served: Served) -> None
         Load(context_tokens=33_024, sequences=4),
         SETUP,
     )
-    rows = {row.part: row for row in compare_reported(longer, served.running)}
+    rows = {
+        row.part: row
+        for row in compare_reported(
+            longer, served.running.allocations, served.running.files.size_bytes
+        )
+    }
     assert not rows["kv cache"].within
     assert rows["weights"].within
 

@@ -64,7 +64,10 @@ def test_bill_is_what_llama_server_reports(model: Path, program: Installation, l
     launch = launch_of(model, program=program, load=load)
     bill = llamacpp.estimate(model_of(model), load, launch.setup)
     with start(launch) as running:
-        rows = {row.part: row for row in compare_reported(bill, running)}
+        rows = {
+            row.part: row
+            for row in compare_reported(bill, running.allocations, running.files.size_bytes)
+        }
     assert all(row.within for row in rows.values()), rows
     assert (
         running.allocations.parts[Component.KV_CACHE].off_by(rows["kv cache"].predicted_bytes) == 0

@@ -41,7 +41,7 @@ def test_bill_of_an_8_bit_cache_and_a_draft_model_is_what_the_engine_reports(
         main, load=load, setup=setup, drafter=model, drafter_load=drafter_load, alias="two"
     )
     with start(launch) as running:
-        rows = compare_reported(bill, running)
+        rows = compare_reported(bill, running.allocations, running.files.size_bytes)
         assert [row.part for row in rows if row.part != "compute" and not row.within] == []
         q8_row = 128 // 32 * 34  # 128 numbers: 34 bytes for each block of 32
         assert bill.of(Component.KV_CACHE) == 8192 * (3 * (q8_row + q8_row) + 128 * 2 + q8_row)
@@ -63,7 +63,10 @@ def test_bill_of_sliding_layers_is_what_the_engine_reports(tmp_path: Path) -> No
     load = Load(context_tokens=4096, sequences=1)
     bill = llamacpp.estimate(model_of(path), load, SERVER)
     with start(launch_of(path, load=load)) as running:
-        parts = {row.part: row for row in compare_reported(bill, running)}
+        parts = {
+            row.part: row
+            for row in compare_reported(bill, running.allocations, running.files.size_bytes)
+        }
     for name in ("weights", "kv cache", "sliding kv cache", "output"):
         assert parts[name].within, parts[name]
     assert parts["sliding kv cache"].predicted_bytes > 0

@@ -33,20 +33,22 @@ ALWAYS float half_to_float(uint32_t half)
         return -1;                                                                                 \
     }
 
-/* Reads both halves at the start of a block; false when one is not finite. */
-ALWAYS bool two_halves(const uint8_t *at, float *first, float *second)
-{
-    uint32_t a = u16_at(at), b = u16_at(at + 2);
-    *first = half_to_float(a);
-    *second = half_to_float(b);
-    return half_is_finite(a) && half_is_finite(b);
-}
-
 ALWAYS bool one_half(const uint8_t *at, float *value)
 {
     uint32_t half = u16_at(at);
+#if defined(ONE_HALF)
+    *value = ONE_HALF(half);
+#else
     *value = half_to_float(half);
+#endif
     return half_is_finite(half);
+}
+
+/* Reads both halves at the start of a block; false when one is not finite. */
+ALWAYS bool two_halves(const uint8_t *at, float *first, float *second)
+{
+    bool fine = one_half(at, first);
+    return one_half(at + 2, second) && fine;
 }
 
 /* Plain numbers go in runs of this length, so that finding the bad one costs nothing else. */
@@ -98,6 +100,30 @@ ALWAYS void f16(const uint8_t *RESTRICT source, float *RESTRICT out, ptrdiff_t c
 }
 UNPACK_PLAIN(f16, 2)
 
+/* LANES halves as floats. */
+#if defined(HALVES)
+ALWAYS vec halves(const uint8_t *from) { return HALVES(from); }
+#elif LANES > 1
+/* As half_to_float, and f16's care for what is not finite, in all lanes. */
+ALWAYS vec halves(const uint8_t *from)
+{
+    uint16_t packed __attribute__((vector_size(LANES * 2)));
+    memcpy(&packed, from, sizeof packed);
+    words half = __builtin_convertvector(packed, words);
+    words rest = half & 0x7fff, normal = (rest << 13) + (112 << 23);
+    words small = (words)((vec)(rest | 0x3f000000) - splat(0.5f)), is_small = rest < 0x400;
+    words special = (rest > 0x7bff) & 0x7f800000;
+    return (vec)((small & is_small) | (normal & ~is_small) | special | (half >> 15 << 31));
+}
+#else
+ALWAYS vec halves(const uint8_t *from)
+{
+    float value;
+    f16(from, &value, 1);
+    return value;
+}
+#endif
+
 /* The upper half of a float32. */
 ALWAYS void bf16(const uint8_t *RESTRICT source, float *RESTRICT out, ptrdiff_t count)
 {
@@ -109,84 +135,116 @@ ALWAYS void bf16(const uint8_t *RESTRICT source, float *RESTRICT out, ptrdiff_t 
 }
 UNPACK_PLAIN(bf16, 2)
 
-/* 2 d, 16 nibbles: the lower halves are weights 0..15, the upper ones 16..31; 8 means 0. */
-ALWAYS bool q4_0(const uint8_t *RESTRICT b, float *RESTRICT y, const struct codebooks *books)
+ALWAYS vec floats(const uint8_t *from)
 {
-    (void)books;
-    float d;
-    bool fine = one_half(b, &d);
+    vec value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+ALWAYS vec upper_halves(const uint8_t *from)
+{
+    float values[LANES];
+    bf16(from, values, LANES);
+    return load(values);
+}
+
+/* `read` gives LANES numbers of `size` bytes each. A sum that is not finite is made of a weight or
+   an x that is not; only then is it looked for. */
+#define DOT_PLAIN(name, size, read)                                                                \
+    static ptrdiff_t dot_##name(const uint8_t *source, ptrdiff_t blocks, const float *x,           \
+                                const struct codebooks *books, float *out)                         \
+    {                                                                                              \
+        vec sums[DOT_SUMS] = {splat(0), splat(0), splat(0), splat(0)};                             \
+        ptrdiff_t i = 0;                                                                           \
+        for (; i + DOT_SUMS * LANES <= blocks; i += DOT_SUMS * LANES)                              \
+            UNROLL                                                                                 \
+            for (int s = 0; s < DOT_SUMS; s++)                                                     \
+                sums[s] += read(source + (i + s * LANES) * (size)) * load(x + i + s * LANES);      \
+        float sum = total((sums[0] + sums[1]) + (sums[2] + sums[3])), run[RUN];                    \
+        if (i < blocks) {                                                                          \
+            name(source + i * (size), run, blocks - i);                                            \
+            for (ptrdiff_t rest = i; rest < blocks; rest++)                                        \
+                sum += run[rest - i] * x[rest];                                                    \
+        }                                                                                          \
+        *out = sum;                                                                                \
+        if (fabsf(sum) <= FLT_MAX)                                                                 \
+            return -1;                                                                             \
+        for (i = 0; i < blocks; i += RUN) {                                                        \
+            ptrdiff_t bad = unpack_##name(source + i * (size), least(blocks - i, RUN), run, books);\
+            if (bad >= 0)                                                                          \
+                return i + bad;                                                                    \
+        }                                                                                          \
+        return -1;                                                                                 \
+    }
+DOT_PLAIN(f32, 4, floats)
+DOT_PLAIN(f16, 2, halves)
+DOT_PLAIN(bf16, 2, upper_halves)
+
+/* 16 bytes: the lower halves are codes 0..15, the upper ones 16..31. */
+ALWAYS void nibbles(const uint8_t *RESTRICT packed, int8_t *RESTRICT codes, int zero)
+{
     AS_VECTOR
     for (int i = 0; i < 16; i++) {
-        y[i] = d * (float)((b[2 + i] & 15) - 8);
-        y[i + 16] = d * (float)((b[2 + i] >> 4) - 8);
+        codes[i] = (int8_t)((packed[i] & 15) - zero);
+        codes[i + 16] = (int8_t)((packed[i] >> 4) - zero);
     }
-    return fine;
 }
-UNPACK(q4_0, 18, 32)
+
+/* 2 d, 16 nibbles; 8 means 0. */
+ALWAYS bool q4_0(const uint8_t *RESTRICT b, struct coded *RESTRICT to, const struct codebooks *books)
+{
+    (void)books;
+    nibbles(b + 2, to->codes, 8);
+    return one_half(b, to->scales);
+}
+CODED(q4_0, 18, 32, 32, false)
 
 /* 2 d, 2 m, 16 nibbles. */
-ALWAYS bool q4_1(const uint8_t *RESTRICT b, float *RESTRICT y, const struct codebooks *books)
+ALWAYS bool q4_1(const uint8_t *RESTRICT b, struct coded *RESTRICT to, const struct codebooks *books)
 {
     (void)books;
-    float d, m;
-    bool fine = two_halves(b, &d, &m);
-    AS_VECTOR
-    for (int i = 0; i < 16; i++) {
-        y[i] = d * (float)(b[4 + i] & 15) + m;
-        y[i + 16] = d * (float)(b[4 + i] >> 4) + m;
-    }
-    return fine;
+    nibbles(b + 4, to->codes, 0);
+    return two_halves(b, to->scales, to->offsets);
 }
-UNPACK(q4_1, 20, 32)
+CODED(q4_1, 20, 32, 32, true)
 
 /* A weight's fifth bit is the bit of its number in the word `fifth`. */
-ALWAYS void five_bits(const uint8_t *nibbles, uint32_t fifth, int *codes)
+ALWAYS void five_bits(const uint8_t *RESTRICT packed, uint32_t fifth, int8_t *RESTRICT codes, int zero)
 {
+    AS_VECTOR
     for (int i = 0; i < 16; i++) {
-        codes[i] = (nibbles[i] & 15) | (int)((fifth >> i & 1) << 4);
-        codes[i + 16] = nibbles[i] >> 4 | (int)((fifth >> (i + 16) & 1) << 4);
+        codes[i] = (int8_t)(((packed[i] & 15) | (fifth >> i & 1) << 4) - zero);
+        codes[i + 16] = (int8_t)((packed[i] >> 4 | (fifth >> (i + 16) & 1) << 4) - zero);
     }
 }
 
 /* 2 d, 4 fifth bits, 16 nibbles; 16 means 0. */
-ALWAYS bool q5_0(const uint8_t *RESTRICT b, float *RESTRICT y, const struct codebooks *books)
+ALWAYS bool q5_0(const uint8_t *RESTRICT b, struct coded *RESTRICT to, const struct codebooks *books)
 {
     (void)books;
-    float d;
-    int codes[32];
-    bool fine = one_half(b, &d);
-    five_bits(b + 6, u32_at(b + 2), codes);
-    for (int i = 0; i < 32; i++)
-        y[i] = d * (float)(codes[i] - 16);
-    return fine;
+    five_bits(b + 6, u32_at(b + 2), to->codes, 16);
+    return one_half(b, to->scales);
 }
-UNPACK(q5_0, 22, 32)
+CODED(q5_0, 22, 32, 32, false)
 
 /* 2 d, 2 m, 4 fifth bits, 16 nibbles. */
-ALWAYS bool q5_1(const uint8_t *RESTRICT b, float *RESTRICT y, const struct codebooks *books)
+ALWAYS bool q5_1(const uint8_t *RESTRICT b, struct coded *RESTRICT to, const struct codebooks *books)
 {
     (void)books;
-    float d, m;
-    int codes[32];
-    bool fine = two_halves(b, &d, &m);
-    five_bits(b + 8, u32_at(b + 4), codes);
-    for (int i = 0; i < 32; i++)
-        y[i] = d * (float)codes[i] + m;
-    return fine;
+    five_bits(b + 8, u32_at(b + 4), to->codes, 0);
+    return two_halves(b, to->scales, to->offsets);
 }
-UNPACK(q5_1, 24, 32)
+CODED(q5_1, 24, 32, 32, true)
 
 /* 2 d, 32 signed bytes. */
-ALWAYS bool q8_0(const uint8_t *RESTRICT b, float *RESTRICT y, const struct codebooks *books)
+ALWAYS bool q8_0(const uint8_t *RESTRICT b, struct coded *RESTRICT to, const struct codebooks *books)
 {
     (void)books;
-    float d;
-    bool fine = one_half(b, &d);
-    for (int i = 0; i < 32; i++)
-        y[i] = d * (float)(int8_t)b[2 + i];
-    return fine;
+    memcpy(to->codes, b + 2, 32);
+    return one_half(b, to->scales);
 }
-UNPACK(q8_0, 34, 32)
+CODED(q8_0, 34, 32, 32, false)
 
 /* ggml-common.h, kvalues_iq4nl @ b21e4de */
 static const int8_t UNEVEN[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
@@ -195,20 +253,28 @@ static const int8_t UNEVEN[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
 /* OCP's e2m1, doubled. */
 static const int8_t FOUR_BIT_FLOATS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-/* 2 d, 16 nibbles: places in UNEVEN. */
-ALWAYS bool iq4_nl(const uint8_t *RESTRICT b, float *RESTRICT y, const struct codebooks *books)
+/* As `nibbles`, but they are places in a table. */
+ALWAYS void look_up(const uint8_t *RESTRICT packed, const int8_t *table, int8_t *RESTRICT codes)
+{
+    int8_t places[32];
+    nibbles(packed, places, 0);
+#if defined(SIXTEEN_OF)
+    SIXTEEN_OF(table, places, codes);
+    SIXTEEN_OF(table, places + 16, codes + 16);
+#else
+    for (int i = 0; i < 32; i++)
+        codes[i] = table[places[i]];
+#endif
+}
+
+/* 2 d, 16 nibbles. */
+ALWAYS bool iq4_nl(const uint8_t *RESTRICT b, struct coded *RESTRICT to, const struct codebooks *books)
 {
     (void)books;
-    float d;
-    bool fine = one_half(b, &d);
-    AS_VECTOR
-    for (int i = 0; i < 16; i++) {
-        y[i] = d * (float)UNEVEN[b[2 + i] & 15];
-        y[i + 16] = d * (float)UNEVEN[b[2 + i] >> 4];
-    }
-    return fine;
+    look_up(b + 2, UNEVEN, to->codes);
+    return one_half(b, to->scales);
 }
-UNPACK(iq4_nl, 18, 32)
+CODED(iq4_nl, 18, 32, 32, false)
 
 /* The scale 2^(e - 128): half of OCP's, because the codes are doubled. Below 2 it is subnormal. */
 ALWAYS float exponent_to_float(uint32_t e)
@@ -217,17 +283,11 @@ ALWAYS float exponent_to_float(uint32_t e)
 }
 
 /* 1 exponent, 16 nibbles. From 253 on, 12 * 2^(e - 128) is no float32; 255 means "no number". */
-ALWAYS bool mxfp4(const uint8_t *RESTRICT b, float *RESTRICT y, const struct codebooks *books)
+ALWAYS bool mxfp4(const uint8_t *RESTRICT b, struct coded *RESTRICT to, const struct codebooks *books)
 {
     (void)books;
-    if (b[0] > 252)
-        return false;
-    float d = exponent_to_float(b[0]);
-    AS_VECTOR
-    for (int i = 0; i < 16; i++) {
-        y[i] = d * (float)FOUR_BIT_FLOATS[b[1 + i] & 15];
-        y[i + 16] = d * (float)FOUR_BIT_FLOATS[b[1 + i] >> 4];
-    }
-    return true;
+    look_up(b + 1, FOUR_BIT_FLOATS, to->codes);
+    to->scales[0] = exponent_to_float(b[0] & 255);
+    return b[0] <= 252;
 }
-UNPACK(mxfp4, 17, 32)
+CODED(mxfp4, 17, 32, 32, false)

@@ -72,9 +72,7 @@ static ptrdiff_t store_cells(enum cache_kind kind, struct matrix x, uint8_t *int
 
 /* ---- out of a cell ------------------------------------------------------------------------ */
 
-#if defined(HALVES)
-ALWAYS vec halves(const uint8_t *from) { return HALVES(from); }
-ALWAYS vec codes(const uint8_t *from) { return CODES(from); }
+#if defined(ONE_HALF)
 ALWAYS float scale_of(const uint8_t *from) { return ONE_HALF(u16_at(from)); }
 #else
 ALWAYS float scale_of(const uint8_t *from)
@@ -83,32 +81,6 @@ ALWAYS float scale_of(const uint8_t *from)
     f16(from, &value, 1);
     return value;
 }
-
-#if LANES > 1
-typedef int32_t words __attribute__((vector_size(LANES * 4)));
-
-/* As half_to_float, and f16's care for what is not finite, in all lanes. */
-ALWAYS vec halves(const uint8_t *from)
-{
-    uint16_t packed __attribute__((vector_size(LANES * 2)));
-    memcpy(&packed, from, sizeof packed);
-    words half = __builtin_convertvector(packed, words);
-    words rest = half & 0x7fff, normal = (rest << 13) + (112 << 23);
-    words small = (words)((vec)(rest | 0x3f000000) - splat(0.5f)), is_small = rest < 0x400;
-    words special = (rest > 0x7bff) & 0x7f800000;
-    return (vec)((small & is_small) | (normal & ~is_small) | special | (half >> 15 << 31));
-}
-
-ALWAYS vec codes(const uint8_t *from)
-{
-    int8_t packed __attribute__((vector_size(LANES)));
-    memcpy(&packed, from, sizeof packed);
-    return __builtin_convertvector(__builtin_convertvector(packed, words), vec);
-}
-#else
-ALWAYS vec halves(const uint8_t *from) { return scale_of(from); }
-ALWAYS vec codes(const uint8_t *from) { return (float)(int8_t)*from; }
-#endif
 #endif
 
 /* Numbers that are read together, because they share a scale. */

@@ -9,90 +9,98 @@ ALWAYS uint32_t sign_bits(uint32_t code)
     return code | (odd & 1) << 7;
 }
 
-/* scale * point, with a minus where the sign bit is set. */
-ALWAYS void signed_point(const int8_t *point, int width, float scale, uint32_t signs, float *y)
+/* The codes of a point, with a minus where the sign bit is set. */
+ALWAYS void signed_point(const int8_t *point, int width, uint32_t signs, int8_t *codes)
 {
-    AS_VECTOR
     for (int i = 0; i < width; i++)
-        y[i] = scale * (float)(point[i] * (1 - 2 * (int)(signs >> i & 1)));
+        codes[i] = (int8_t)(point[i] * (1 - 2 * (int)(signs >> i & 1)));
 }
 
 /* 2 d, 8 times: 4 bytes of codes, a word of four times seven signs and a scale. */
-ALWAYS bool iq2_xxs(const uint8_t *RESTRICT b, float *RESTRICT y, const struct codebooks *books)
+ALWAYS bool iq2_xxs(const uint8_t *RESTRICT b, struct coded *RESTRICT to, const struct codebooks *books)
 {
     float d;
     bool fine = one_half(b, &d);
     for (int part = 0; part < 8; part++) {
         const uint8_t *codes = b + 2 + part * 8;
         uint32_t word = u32_at(codes + 4);
-        float scale = d * (0.5f + (float)(word >> 28)) * 0.25f;
+        to->scales[part] = d * (0.5f + (float)(word >> 28)) * 0.25f;
         for (int i = 0; i < 4; i++)
-            signed_point(books->iq2_xxs + 8 * codes[i], 8, scale,
-                         sign_bits(word >> (7 * i) & 127), y + part * 32 + i * 8);
+            signed_point(books->iq2_xxs + 8 * codes[i], 8, sign_bits(word >> (7 * i) & 127),
+                         to->codes + part * 32 + i * 8);
     }
     return fine;
 }
-UNPACK(iq2_xxs, 66, 256)
+CODED(iq2_xxs, 66, 256, 32, false)
+
+/* 16 scales of 16 weights each, in nibbles. */
+ALWAYS void nibble_scales(const uint8_t *packed, float d, float *scales)
+{
+    for (int part = 0; part < 16; part++)
+        scales[part] = d * (0.5f + (float)(packed[part / 2] >> (part % 2 * 4) & 15)) * 0.25f;
+}
 
 /* 2 d, 32 words of nine bits of code and seven signs, 8 bytes of two scales. */
-ALWAYS bool iq2_xs(const uint8_t *RESTRICT b, float *RESTRICT y, const struct codebooks *books)
+ALWAYS bool iq2_xs(const uint8_t *RESTRICT b, struct coded *RESTRICT to, const struct codebooks *books)
 {
     float d;
     bool fine = one_half(b, &d);
+    nibble_scales(b + 66, d, to->scales);
     for (int i = 0; i < 32; i++) {
         uint32_t word = u16_at(b + 2 + 2 * i);
-        int nibble = b[66 + i / 4] >> (i / 2 % 2 * 4) & 15;
-        float scale = d * (0.5f + (float)nibble) * 0.25f;
-        signed_point(books->iq2_xs + 8 * (word & 511), 8, scale, sign_bits(word >> 9), y + i * 8);
+        signed_point(books->iq2_xs + 8 * (word & 511), 8, sign_bits(word >> 9), to->codes + i * 8);
     }
     return fine;
 }
-UNPACK(iq2_xs, 74, 256)
+CODED(iq2_xs, 74, 256, 16, false)
 
 /* 2 d, 32 bytes of codes, 32 of signs, 8 of two bits more of the codes, 8 of two scales. */
-ALWAYS bool iq2_s(const uint8_t *RESTRICT b, float *RESTRICT y, const struct codebooks *books)
+ALWAYS bool iq2_s(const uint8_t *RESTRICT b, struct coded *RESTRICT to, const struct codebooks *books)
 {
     float d;
     bool fine = one_half(b, &d);
+    nibble_scales(b + 74, d, to->scales);
     for (int i = 0; i < 32; i++) {
         int code = b[2 + i] | (b[66 + i / 4] >> (i % 4 * 2) & 3) << 8;
-        int nibble = b[74 + i / 4] >> (i / 2 % 2 * 4) & 15;
-        float scale = d * (0.5f + (float)nibble) * 0.25f;
-        signed_point(books->iq2_s + 8 * code, 8, scale, b[34 + i], y + i * 8);
+        signed_point(books->iq2_s + 8 * code, 8, b[34 + i], to->codes + i * 8);
     }
     return fine;
 }
-UNPACK(iq2_s, 82, 256)
+CODED(iq2_s, 82, 256, 16, false)
 
 /* 2 d, 64 bytes of codes, 8 words of four times seven signs and a scale. */
-ALWAYS bool iq3_xxs(const uint8_t *RESTRICT b, float *RESTRICT y, const struct codebooks *books)
+ALWAYS bool iq3_xxs(const uint8_t *RESTRICT b, struct coded *RESTRICT to, const struct codebooks *books)
 {
     float d;
     bool fine = one_half(b, &d);
-    for (int i = 0; i < 64; i++) {
-        uint32_t word = u32_at(b + 66 + i / 8 * 4);
-        float scale = d * (0.5f + (float)(word >> 28)) * 0.5f;
-        uint32_t signs = sign_bits(word >> (i / 2 % 4 * 7) & 127) >> (i % 2 * 4);
-        signed_point(books->iq3_xxs + 4 * b[2 + i], 4, scale, signs, y + i * 4);
+    for (int part = 0; part < 8; part++) {
+        uint32_t word = u32_at(b + 66 + part * 4);
+        to->scales[part] = d * (0.5f + (float)(word >> 28)) * 0.5f;
+        for (int i = 0; i < 8; i++) {
+            uint32_t signs = sign_bits(word >> (i / 2 * 7) & 127) >> (i % 2 * 4);
+            signed_point(books->iq3_xxs + 4 * b[2 + part * 8 + i], 4, signs,
+                         to->codes + part * 32 + i * 4);
+        }
     }
     return fine;
 }
-UNPACK(iq3_xxs, 98, 256)
+CODED(iq3_xxs, 98, 256, 32, false)
 
 /* 2 d, 64 bytes of codes, 8 of ninth bits, 32 of signs, 4 of two scales. */
-ALWAYS bool iq3_s(const uint8_t *RESTRICT b, float *RESTRICT y, const struct codebooks *books)
+ALWAYS bool iq3_s(const uint8_t *RESTRICT b, struct coded *RESTRICT to, const struct codebooks *books)
 {
     float d;
     bool fine = one_half(b, &d);
+    for (int part = 0; part < 8; part++)
+        to->scales[part] = d * (float)(1 + 2 * (b[106 + part / 2] >> (part % 2 * 4) & 15));
     for (int i = 0; i < 64; i++) {
         int code = b[2 + i] | (b[66 + i / 8] >> (i % 8) & 1) << 8;
-        int nibble = b[106 + i / 16] >> (i / 8 % 2 * 4) & 15;
         uint32_t signs = (uint32_t)b[74 + i / 2] >> (i % 2 * 4);
-        signed_point(books->iq3_s + 4 * code, 4, d * (float)(1 + 2 * nibble), signs, y + i * 4);
+        signed_point(books->iq3_s + 4 * code, 4, signs, to->codes + i * 4);
     }
     return fine;
 }
-UNPACK(iq3_s, 110, 256)
+CODED(iq3_s, 110, 256, 32, false)
 
 ALWAYS void shifted_point(const int8_t *point, float scale, float delta, float *y)
 {
@@ -136,22 +144,17 @@ ALWAYS bool iq1_m(const uint8_t *RESTRICT b, float *RESTRICT y, const struct cod
 UNPACK(iq1_m, 56, 256)
 
 /* 2 d, 2 bytes of eight times two upper bits of a scale, 4 of two lower halves, 128 of nibbles. */
-ALWAYS bool iq4_xs(const uint8_t *RESTRICT b, float *RESTRICT y, const struct codebooks *books)
+ALWAYS bool iq4_xs(const uint8_t *RESTRICT b, struct coded *RESTRICT to, const struct codebooks *books)
 {
     (void)books;
     float d;
     bool fine = one_half(b, &d);
     for (int part = 0; part < 8; part++) {
-        const uint8_t *codes = b + 8 + part * 16;
         int lower = b[4 + part / 2] >> (part % 2 * 4) & 15;
         int upper = b[2 + part / 4] >> (part % 4 * 2) & 3;
-        float scale = d * (float)((lower | upper << 4) - 32);
-        AS_VECTOR
-        for (int i = 0; i < 16; i++) {
-            y[part * 32 + i] = scale * (float)UNEVEN[codes[i] & 15];
-            y[part * 32 + 16 + i] = scale * (float)UNEVEN[codes[i] >> 4];
-        }
+        to->scales[part] = d * (float)((lower | upper << 4) - 32);
+        look_up(b + 8 + part * 16, UNEVEN, to->codes + part * 32);
     }
     return fine;
 }
-UNPACK(iq4_xs, 136, 256)
+CODED(iq4_xs, 136, 256, 32, false)

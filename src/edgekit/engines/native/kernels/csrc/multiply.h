@@ -16,8 +16,6 @@ struct piece {
     ptrdiff_t row, rows, column, depth;
 };
 
-ALWAYS ptrdiff_t least(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
-
 /* Row by row, `apart` floats apart. -1, or the bad block, counted from the start of W. */
 static ptrdiff_t unpack_piece(const struct piece *p, float *to, ptrdiff_t apart)
 {
@@ -81,11 +79,28 @@ static ptrdiff_t multiply_many(struct piece p, struct matrix x, struct matrix ou
     return -1;
 }
 
+/* One token: a row is not worth unpacking for a single use. */
+static ptrdiff_t multiply_one(const struct type *type, const uint8_t *weights, const float *x,
+                              ptrdiff_t columns, struct matrix out, const struct codebooks *books)
+{
+    ptrdiff_t row_blocks = columns / type->block_weights;
+    for (ptrdiff_t row = 0; row < out.columns; row++) {
+        ptrdiff_t block = row * row_blocks;
+        ptrdiff_t bad = type->dot(weights + block * type->block_bytes, row_blocks, x, books,
+                                  out.data + row);
+        if (bad >= 0)
+            return block + bad;
+    }
+    return -1;
+}
+
 static ptrdiff_t multiply(const struct type *type, const uint8_t *weights, struct matrix x,
                           struct matrix out, float *scratch, const struct codebooks *books)
 {
     for (ptrdiff_t t = 0; t < out.rows; t++)
         memset(out.data + t * out.stride, 0, (size_t)out.columns * sizeof(float));
+    if (x.rows == 1 && type->dot)
+        return multiply_one(type, weights, x.data, x.columns, out, books);
     struct piece whole = {
         .type = type, .weights = weights, .books = books, .row_blocks = x.columns / type->block_weights};
     return x.rows < MANY_TOKENS ? multiply_few(whole, x, out, scratch)

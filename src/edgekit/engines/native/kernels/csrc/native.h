@@ -30,12 +30,17 @@ struct codebooks {
 typedef ptrdiff_t unpack_function(const uint8_t *source, ptrdiff_t blocks, float *out,
                                   const struct codebooks *books);
 
+/* The dot product of whole blocks with one row of floats. -1, or the first bad block, as above. */
+typedef ptrdiff_t dot_function(const uint8_t *source, ptrdiff_t blocks, const float *x,
+                               const struct codebooks *books, float *out);
+
 struct type {
     int ggml_id;
     int block_weights;
     int block_bytes;
     bool needs_codebooks;
     unpack_function *unpack;
+    dot_function *dot; /* NULL: unpack, then multiply */
 };
 
 struct attention {

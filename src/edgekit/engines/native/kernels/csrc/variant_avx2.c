@@ -15,6 +15,9 @@
 #define HALVES(from) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from)))
 #define CODES(from) _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(from))))
 #define ONE_HALF(bits) _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128((int)(bits))))
+#define SIXTEEN_OF(table, places, to)                                                              \
+    _mm_storeu_si128((__m128i *)(to), _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(table)),  \
+                                                       _mm_loadu_si128((const __m128i *)(places))))
 #define PANEL_TOKENS 6 /* 6 x 2 sums in 16 registers */
 #include "variant_body.h"
 #if defined(__clang__)

@@ -2,10 +2,13 @@
    vector) and PANEL_TOKENS. */
 #include "native.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
 #include "vectors.h"
+
+#include "coded.h"
 
 #include "blocks.h"
 #include "superblocks.h"

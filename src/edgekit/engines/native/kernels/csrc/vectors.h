@@ -16,6 +16,7 @@
 
 #if LANES > 1
 typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t words __attribute__((vector_size(LANES * 4)));
 typedef float loose_vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 ALWAYS vec load(const float *from) { return *(const loose_vec *)from; }
@@ -63,3 +64,5 @@ ALWAYS float float_of(uint32_t bits)
     memcpy(&value, &bits, 4);
     return value;
 }
+
+ALWAYS ptrdiff_t least(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }

@@ -1,4 +1,4 @@
-"""Limits per client: requests per second, calls at once, long calls in turn."""
+"""Limits per client: connections, requests per second, calls at once, long calls in turn."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
+MAX_CONNECTIONS = 256
+CONNECTIONS_EACH = 96  # a browser opens six; everyone behind a proxy is one client
 MAX_CLIENTS = 4096  # about 1 MB; the client that was silent longest is forgotten and starts afresh
 # More than may wait for other servers (models.py), so that those do not block a client's other calls.
 LONG_EACH = 8

@@ -1,0 +1,403 @@
+"""Ollama as the program that runs a model: a server of our own, with the context, layers and caches of the plan.
+
+A server that already runs keeps the settings that it was started with, so a second one is started on the same store.
+Ollama runs a llama-server of its own and writes that server's log to its own, which is read like llama.cpp's.
+
+API and variables: docs/api.md, envconfig/config.go, llm/llama_server.go of ollama @ fb30760.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from edgekit.bill.types import Verdict
+from edgekit.engines.chat import Fitted, GenerationResult, Message, Prompt, Sampling
+from edgekit.engines.llamacpp.commands import ollama_settings
+from edgekit.engines.llamacpp.run.binding import child_environment
+from edgekit.engines.llamacpp.run.engine import LoadingLog
+from edgekit.engines.llamacpp.run.program import ALONE, compare_reported, limited
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.engines.openai_client import OpenAiClient, encoded_image
+from edgekit.engines.ports import connectable, free_port, in_address
+from edgekit.engines.process import (
+    ChildProcess,
+    ServerLaunch,
+    ServerProcess,
+    health,
+    start_server,
+    watched,
+)
+from edgekit.engines.program import (
+    ComparedRow,
+    EngineStart,
+    Installation,
+    LocalWeights,
+    RunningEngine,
+    RunOptions,
+)
+from edgekit.engines.request_rules import (
+    COMPLETIONS,
+    EMBEDDINGS,
+    RESPONSES,
+    ListLimit,
+    NumberLimit,
+    RequestLimits,
+    RequestRules,
+)
+from edgekit.errors import EngineError, UsageError
+from edgekit.machine.types import Machine, PoolKind
+from edgekit.sources.types import ModelFiles, Origin
+from edgekit.units import format_bytes
+
+NAME = "ollama"
+_INSTALL = "install Ollama (ollama.com/download), so that ollama is on the PATH"
+_LOG_S = 10.0  # for the log of a model that has answered to arrive
+_CHUNK_BYTES = 2**20
+_LINE_BYTES = 2**20  # one line of an answer's stream
+_NANOSECONDS = 1e9
+# Fields of Sampling -> Ollama's options
+_OPTIONS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "seed": "seed",
+    "stop": "stop",
+    "repeat_penalty": "repeat_penalty",
+    "repeat_last": "repeat_last_n",
+}
+_CHARS_PER_TOKEN = 4  # of ordinary text 3 to 6
+_TOO_LONG = r"exceeds? the (?:available )?context"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OllamaProgram:
+    name: str = NAME
+    install: str = _INSTALL
+    loads_shards: bool = False
+    has_budget: bool = False
+    has_keys: bool = False
+
+    def find(self) -> None:
+        """It has to be searched for and asked."""
+
+    def on_machine(self, machine: Machine, installation: Installation) -> Machine:
+        """Without the GPUs, if Ollama has no libraries for them."""
+        has_gpu = set(installation.backends) - {"CPU"}
+        return machine if has_gpu or not installation.backends else replace(machine, devices=())
+
+    def own_name(self, reference: str, files: ModelFiles | None) -> str:
+        """The name by which Ollama downloads the model itself; "" for a file on this machine."""
+        if files is None or files.origin is Origin.HUB:
+            return f"hf.co/{reference}"
+        return files.label if files.origin in {Origin.OLLAMA, Origin.OLLAMA_STORE} else ""
+
+    def flags_for(self, options: RunOptions, installation: Installation) -> dict[str, Any]:
+        """One conversation at a time, as Ollama does unless more users are asked for."""
+        if options.rolling:
+            raise UsageError("Ollama rolls its context on its own terms: leave out --rolling")
+        version = installation.rules_version
+        return {**({"llama_version": version} if version else {}), **ALONE}
+
+    def request_limits(self, verdict: Verdict, _weights: LocalWeights) -> RequestLimits:
+        """Ollama silently shortens a prompt that is longer than the window, so long text is refused before."""
+        window_tokens = verdict.context_tokens
+        length = NumberLimit(
+            most=window_tokens, reason="the context that the server was planned for"
+        )
+        rules = RequestRules(
+            endpoints=(*COMPLETIONS, EMBEDDINGS, RESPONSES),
+            numbers={"max_tokens": length, "max_completion_tokens": length},
+            lists={"tools": ListLimit(most=1024, reason="they are part of the prompt")},
+            chars_per_token=_CHARS_PER_TOKEN,
+        )
+        return RequestLimits(rules=rules, window_tokens=window_tokens)
+
+    def with_limits(self, verdict: Verdict) -> LlamaCppSetup:
+        return limited(verdict)
+
+    def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> OllamaStarter:
+        return OllamaStarter()
+
+    def verifier(self, _values: object, **_options: object) -> NoReturn:
+        raise UsageError("edgekit verify asks llama.cpp itself: leave out --with")
+
+    def calibrator(self) -> NoReturn:
+        raise UsageError("edgekit calibrate measures llama.cpp itself: leave out --with")
+
+
+PROGRAM = OllamaProgram()
+
+
+class OllamaStarter:
+    def tokens_in(self, _prompt: Prompt) -> None:
+        """None: only the server can count tokens."""
+
+    @contextmanager
+    def start(self, request: EngineStart) -> Iterator[RunningEngine]:
+        """Runs Ollama's server with the model loaded, watched, until the end of the block."""
+        if request.weights.drafter or request.weights.adapters or request.weights.projector:
+            raise UsageError(
+                "Ollama takes draft models, adapters and projectors from its own models only: leave them out"
+            )
+        settings = ollama_settings(request.verdict, request.verdict.context_tokens)
+        running = start(request, settings.environment)
+        with watched(running, warn=request.warn) as watch:
+            client = OllamaClient(running.address, window_tokens=settings.parameters["num_ctx"])
+            source = _at_ollama(client, request)
+            model = _derived_name(request)
+            client.create(model, {**source, "parameters": settings.parameters})
+            try:
+                client.load(model)
+                rows = _compare(request, running)
+                client.serve(model)
+                yield RunningEngine(
+                    generator=client,
+                    version=running.version,
+                    rules_version=request.installation.rules_version,
+                    rows=rows,
+                    server=running,
+                    model=model,
+                    guard=watch,
+                )
+            finally:
+                with suppress(EngineError):
+                    client.delete(model)
+
+
+class OllamaProcess(ServerProcess):
+    """The process of `ollama serve`."""
+
+    log: LoadingLog
+
+
+def start(request: EngineStart, settings: Mapping[str, str]) -> OllamaProcess:
+    """Starts `ollama serve` until it answers; it has loaded no model then."""
+    at = request.address
+    files = () if request.weights.name else (request.weights.model,)
+    launch = ServerLaunch(
+        program="Ollama",
+        title=at.alias or request.label,
+        host=at.host,
+        port=at.port or free_port(at.host),
+        files=files,
+        environment=request.environment,
+        uses_nvidia=LlamaCppSetup.of(request.setup).uses_nvidia,
+        ram_bytes=request.estimate.in_pool(PoolKind.HOST),
+    )
+    environment = child_environment(
+        {
+            **request.environment,
+            **settings,
+            "OLLAMA_HOST": f"{in_address(launch.host)}:{launch.port}",
+            "OLLAMA_KEEP_ALIVE": "-1",
+            "OLLAMA_MAX_LOADED_MODELS": "1",
+            "OLLAMA_NOPRUNE": "1",  # a server that runs already may be downloading into the store
+        }
+    )
+    log = LoadingLog()
+
+    def create() -> OllamaProcess:
+        process = OllamaProcess(
+            launch,
+            log,
+            lambda on_line: ChildProcess(
+                [request.installation.path, "serve"],
+                environment=environment,
+                on_line=on_line,
+                has_messages=False,
+            ),
+        )
+        process.log, process.version = log, request.installation.version
+        process.address = f"http://{in_address(connectable(launch.host))}:{launch.port}"
+        return process
+
+    return start_server(launch, create, _is_ready, tell=request.say, recheck=request.recheck)
+
+
+def _is_ready(process: OllamaProcess, timeout_s: float) -> bool:
+    if health(process.address, "/api/version") == http.client.OK:
+        return True
+    process.wait(timeout_s)
+    return False
+
+
+def _at_ollama(client: OllamaClient, request: EngineStart) -> dict[str, Any]:
+    """What a model is created from: one of Ollama's own, downloaded if need be, or a file that Ollama copies."""
+    name, file = request.weights.name, request.weights.model
+    if name:
+        if not client.has(name):
+            client.pull(name, request.say)
+        return {"from": name}
+    digest = _digest(file)
+    if not client.has_blob(digest):
+        request.say(
+            f"Ollama copies {file.name} ({format_bytes(file.stat().st_size)}) into its own store"
+        )
+        client.push_blob(digest, file)
+    return {"files": {file.name: digest}}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _derived_name(request: EngineStart) -> str:
+    """A name for the model with the plan's parameters, in Ollama's spelling."""
+    plain = re.sub(r"[^a-z0-9._-]", "-", request.label.rsplit("/", maxsplit=1)[-1].lower())
+    return f"edgekit-{plain.strip('._-')[:60] or 'model'}-{os.getpid()}"
+
+
+def _compare(request: EngineStart, running: OllamaProcess) -> tuple[ComparedRow, ...]:
+    """The bill compared with the log of Ollama's llama-server; empty if its log was not recognised."""
+    if not running.has_log(_LOG_S):
+        return ()
+    allocations = running.log.engine.allocations()
+    if not allocations.weights:
+        return ()
+    return compare_reported(request.estimate, allocations, running.files.size_bytes)
+
+
+class OllamaClient(OpenAiClient):
+    """Ollama's own API, which refuses a prompt that is longer than the window; its OpenAI API shortens it."""
+
+    def __init__(self, address: str, *, window_tokens: int) -> None:
+        super().__init__(address, program="Ollama", window_tokens=window_tokens, too_long=_TOO_LONG)
+        self._served = ""
+
+    def serve(self, model: str) -> None:
+        """From now on `write` asks this model."""
+        self._served = model
+
+    @property
+    def model(self) -> str:
+        """The name that Ollama knows the model by."""
+        return self._served
+
+    def has(self, name: str) -> bool:
+        return self.status("POST", "/api/show", {"model": name}) == http.client.OK
+
+    def has_blob(self, digest: str) -> bool:
+        return self.status("HEAD", f"/api/blobs/{digest}", None) == http.client.OK
+
+    def push_blob(self, digest: str, path: Path) -> None:
+        with path.open("rb") as file:
+            pieces = iter(lambda: file.read(_CHUNK_BYTES), b"")
+            if self.status("POST", f"/api/blobs/{digest}", pieces) != http.client.CREATED:
+                raise EngineError(f"Ollama did not take {path}")
+
+    def pull(self, name: str, say: Callable[[str], None]) -> None:
+        """Downloads a model, and says how far it is at every tenth."""
+        said: set[tuple[str, int]] = set()
+        for event in self._lines("/api/pull", {"model": name}):
+            total, done = event.get("total"), event.get("completed")
+            if not (isinstance(total, int) and isinstance(done, int) and total > 0):
+                continue
+            step = (str(event.get("digest")), done * 10 // total)
+            if step not in said:
+                said.add(step)
+                say(f"Ollama downloads {name}: {format_bytes(done)} of {format_bytes(total)}")
+
+    def create(self, model: str, body: Mapping[str, Any]) -> None:
+        for _ in self._lines("/api/create", {"model": model, **body}):
+            pass
+
+    def load(self, model: str) -> None:
+        """Loads the model, and keeps it loaded."""
+        body = {"model": model, "keep_alive": -1}
+        for _ in self._lines("/api/generate", body):
+            pass
+
+    def delete(self, model: str) -> None:
+        self.status("DELETE", "/api/delete", {"model": model})
+
+    def write(
+        self, fitted: Fitted, sampling: Sampling, *, into: GenerationResult
+    ) -> Generator[str, None, None]:
+        """Generates text piece by piece; counts, tool calls and timings go to `into`."""
+        prompt = fitted.prompt
+        options = {
+            name: list(value) if isinstance(value, tuple) else value
+            for field, name in _OPTIONS.items()
+            if (value := getattr(sampling, field)) not in {None, ()}
+        }
+        if fitted.max_tokens is not None:
+            options["num_predict"] = fitted.max_tokens
+        body: dict[str, Any] = {"model": self._served, "options": options, "truncate": False}
+        body |= {"keep_alive": -1}
+        if prompt.is_plain:
+            body |= {"prompt": prompt.text, "raw": True}
+            path = "/api/generate"
+        else:
+            body["messages"] = [_message(message) for message in prompt.messages]
+            if prompt.tools:
+                body["tools"] = list(prompt.tools)
+            path = "/api/chat"
+        for event in self._lines(path, body):
+            message = event.get("message")
+            message = message if isinstance(message, dict) else {"content": event.get("response")}
+            for call in message.get("tool_calls") or ():
+                function = call.get("function", {})
+                arguments = json.dumps(function.get("arguments", {}))
+                into.tool_calls.append({"name": str(function.get("name")), "arguments": arguments})
+            for name in ("thinking", "content"):
+                if isinstance(message.get(name), str) and message[name]:
+                    yield message[name]
+            if event.get("done"):
+                into.finish = "length" if event.get("done_reason") == "length" else "stop"
+                into.prompt_tokens = int(event.get("prompt_eval_count") or 0)
+                into.new_tokens = int(event.get("eval_count") or 0)
+                into.timings = _timings(event)
+        if not into.finish:
+            raise EngineError("Ollama stopped in the middle of an answer")
+
+    def status(self, method: str, path: str, body: Any) -> int:
+        """The HTTP status of a request whose answer does not matter."""
+        connection = http.client.HTTPConnection(self._host)
+        try:
+            data = body if body is None or not isinstance(body, dict) else json.dumps(body)
+            connection.request(method, path, data, encode_chunked=isinstance(data, Iterator))
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException) as error:
+            raise EngineError(f"Ollama no longer answers: {error}") from error
+        finally:
+            connection.close()
+
+    def _lines(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The lines of JSON of an answer. Raises what Ollama reports in one of them."""
+        with self._reply(path, body) as reply:
+            while line := reply.readline(_LINE_BYTES):
+                event = self._object(line)
+                if "error" in event:
+                    raise self._refusal(event)
+                yield event
+
+
+def _message(message: Message) -> dict[str, Any]:
+    body: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.images:
+        body["images"] = [encoded_image(image) for image in message.images]
+    return body
+
+
+def _timings(event: Mapping[str, Any]) -> dict[str, float]:
+    """Durations are in nanoseconds."""
+    timings = {}
+    for count, duration, name in (
+        ("prompt_eval_count", "prompt_eval_duration", "prompt_per_second"),
+        ("eval_count", "eval_duration", "predicted_per_second"),
+    ):
+        tokens, spent = event.get(count), event.get(duration)
+        if isinstance(tokens, int) and isinstance(spent, int) and spent > 0:
+            timings[name] = tokens * _NANOSECONDS / spent
+    return timings

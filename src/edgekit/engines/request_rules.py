@@ -1,0 +1,102 @@
+"""What an engine's server answers, and the limits on requests that keep it inside its bill.
+
+A bill covers the weights, the cache and the buffers. A request can make an engine allocate more, or compute for minutes
+before its first token, with a number, a list or a grammar. Each engine has its own `request_rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LARGEST_INT = 2**31 - 1  # engines in C++ read whole numbers into 32 bits
+# Tokens of ordinary text have 3 to 6 characters; the longest are runs of blanks. Text beyond this many characters for
+# each token of the window is not even tokenized.
+CHARS_PER_TOKEN = 32
+SPARE_CHARS = 16_384  # for the smallest windows: schemas and descriptions of tools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A path of the engine's API."""
+
+    path: str
+    upstream_path: str = ""  # as the engine spells it; "": the same
+    prompts: str = ""  # the field in which a list holds independent prompts
+
+    @property
+    def target(self) -> str:
+        return self.upstream_path or self.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberLimit:
+    """The range of a number in a request."""
+
+    least: float = 0
+    most: float = LARGEST_INT
+    reason: str  # completes "at most N: ..."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListLimit:
+    """The size of a list, of an object, or of one string that stands for a list."""
+
+    most: int
+    chars: int | None = None  # of one entry
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarLimit:
+    """Constraints on the output, which an engine compiles before the first token."""
+
+    # Where they are: fields with a grammar or a regular expression as text, and with JSON schemas anywhere inside.
+    texts: tuple[str, ...] = ()
+    schemas: tuple[str, ...] = ()
+    chars: int  # of one grammar or pattern
+    repetitions: int  # bounds of nested repetitions, multiplied
+    choices: int  # entries of one `enum`, `anyOf`, `oneOf` or `allOf`
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLimit:
+    """Images in a request, which are decoded to 3 bytes a pixel before the engine looks at their size."""
+
+    images: int = 16
+    pixels: int = 32 * 2**20  # of all images of a request together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRules:
+    """What one running engine answers, and the limits on requests."""
+
+    endpoints: tuple[Endpoint, ...]
+    numbers: Mapping[str, NumberLimit] = field(default_factory=dict)
+    lists: Mapping[str, ListLimit] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)  # field -> why, and what to do instead
+    grammars: GrammarLimit | None = None
+    images: ImageLimit | None = None  # None: the model reads text only
+    prompts: int = 512  # in one request
+    chars_per_token: int = CHARS_PER_TOKEN
+
+    def endpoint(self, path: str) -> Endpoint | None:
+        return next((endpoint for endpoint in self.endpoints if endpoint.path == path), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """What a request to one model must keep to."""
+
+    rules: RequestRules = field(repr=False)
+    window_tokens: int  # of one request: prompt and answer
+
+
+COMPLETIONS = (
+    Endpoint(path="/v1/chat/completions"),
+    Endpoint(path="/v1/completions", prompts="prompt"),
+)
+EMBEDDINGS = Endpoint(path="/v1/embeddings", prompts="input")
+RERANK = tuple(Endpoint(path=path, prompts="documents") for path in ("/v1/rerank", "/rerank"))
+RESPONSES = Endpoint(path="/v1/responses")

@@ -1,0 +1,178 @@
+"""The gateway as an ASGI application."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgekit.gateway.access import Access
+from edgekit.gateway.errors import GatewayError, too_many, unavailable, unknown_model
+from edgekit.gateway.forward import Forward, make_client
+from edgekit.gateway.metrics import CONTENT_TYPE, Metrics
+from edgekit.gateway.types import GatewaySettings, Models, ServedModel
+from edgekit.server.bodies import drain
+from edgekit.server.requests import CLOSE, Header, RequestHead
+
+if TYPE_CHECKING:
+    import httpx2
+
+HEADERS: tuple[Header, ...] = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+)
+_OWN_PATHS = frozenset({"/health", "/v1/health", "/metrics", "/v1/models", "/models"})
+_NOT_READ = frozenset({408, 413})  # refused while the client still sends
+
+_log = logging.getLogger("edgekit.gateway")
+
+
+def create_gateway(
+    settings: GatewaySettings,
+    models: Models,
+    *,
+    memory_bytes: Callable[[], int | None] = lambda: None,
+) -> Starlette:
+    """The application. `memory_bytes`: resident memory of the engines, for /metrics."""
+    metrics, clients = Metrics(), list["httpx2.AsyncClient"]()
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with make_client() as client:
+            clients.append(client)
+            await models.begin()
+            yield
+
+    async def health(_: Request) -> Response:
+        problems = [model.problem for model in models.listed()]
+        if not problems or all(problems):
+            raise unavailable(problems[0] if problems else "no model is served")
+        return JSONResponse({"status": "ok"})
+
+    async def listed(_: Request) -> Response:
+        rows = [_row(model) for model in models.listed()]
+        return JSONResponse({"object": "list", "data": rows})
+
+    async def one(request: Request) -> Response:
+        name, rows = request.path_params["name"], models.listed()
+        row = next((model for model in rows if model.name == name), None)
+        if row is None:
+            raise unknown_model(name, tuple(model.name for model in rows))
+        return JSONResponse(_row(row))
+
+    async def measured(_: Request) -> Response:
+        text = metrics.text(models.listed(), memory_bytes())
+        return PlainTextResponse(text, media_type=CONTENT_TYPE)
+
+    forward = Forward(settings, models, metrics, lambda: clients[-1])
+    return Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/v1/health", health),
+            Route("/metrics", measured),
+            Route("/v1/models", listed),
+            Route("/models", listed),
+            Route("/v1/models/{name:path}", one),
+            Route("/{path:path}", forward, methods=["GET", "POST"]),
+        ],
+        middleware=[Middleware(Gate, settings=settings, models=models, metrics=metrics)],
+        lifespan=lifespan,
+    )
+
+
+def _row(model: ServedModel) -> dict[str, Any]:
+    row = {"id": model.name, "object": "model", "created": model.created_s, "owned_by": "edgekit"}
+    return row if model.window_tokens is None else {**row, "max_model_len": model.window_tokens}
+
+
+class Gate:
+    """The middleware that lets requests in, counts them, and turns errors into responses."""
+
+    def __init__(
+        self, app: ASGIApp, *, settings: GatewaySettings, models: Models, metrics: Metrics
+    ) -> None:
+        self._app, self._models, self._metrics = app, models, metrics
+        self._access, self._most = Access(settings), settings.max_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        head, status = RequestHead.from_scope(scope), 0
+        cors = self._access.cors_headers(head)
+
+        async def counted_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message["headers"], *HEADERS, *cors]}
+            await send(message)
+
+        self._metrics.in_flight += 1
+        try:
+            refusal = self._access.refusal(head)
+            is_own = head.path in _OWN_PATHS
+            if refusal is None and self._metrics.in_flight > self._most and not is_own:
+                refusal = too_many(f"more than {self._most} requests are running or waiting")
+            if refusal is not None:
+                await _send_error(refusal, counted_send, receive)
+            elif head.method == "OPTIONS":
+                await Response(status_code=204)(scope, receive, counted_send)
+            else:
+                await self._app(scope, receive, counted_send)
+        except GatewayError as error:
+            await _send_error(error, counted_send, receive)
+        except ClientDisconnect:
+            status = status or 499  # nginx's number for a client that left
+        except Exception:
+            if status:
+                raise  # the connection is cut: the response is incomplete
+            _log.exception("a request failed: %s", head.path)
+            await _send_error(_internal(), counted_send, receive)
+        finally:
+            self._metrics.in_flight -= 1
+            self._metrics.count(self._path(head.path), status)
+
+    def _path(self, path: str) -> str:
+        """The path for the metrics."""
+        return path if path in _OWN_PATHS or self._models.answers(path) else "other"
+
+
+def _internal() -> GatewayError:
+    return GatewayError(
+        "internal error in EdgeKit; see the terminal that runs it",
+        status=500,
+        kind="server_error",
+    )
+
+
+async def _send_error(error: GatewayError, send: Send, receive: Receive) -> None:
+    headers, body = error.response()
+    start = {"type": "http.response.start", "status": error.status, "headers": list(headers)}
+    await send(start)
+    if error.status in _NOT_READ:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await drain(receive)
+        body = b""
+    await send({"type": "http.response.body", "body": body})
+
+
+def malformed_answer() -> tuple[tuple[Header, ...], bytes]:
+    """The response to a request whose head could not be read."""
+    headers, body = GatewayError("not an HTTP request", status=400, headers=(CLOSE,)).response()
+    return (*headers, *HEADERS), body
+
+
+async def busy(_: Scope, receive: Receive, send: Send) -> None:
+    """The application for a connection above the limit."""
+    problem = "too many connections to this server; try again in a moment"
+    error = unavailable(problem, headers=(CLOSE,))
+    await _send_error(error, send, receive)

@@ -1,0 +1,256 @@
+"""A request compared with the rules of the engine that would get it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from edgekit.engines.request_rules import (
+    SPARE_CHARS,
+    Endpoint,
+    GrammarLimit,
+    ImageLimit,
+    ListLimit,
+    NumberLimit,
+    RequestLimits,
+)
+from edgekit.errors import quoted
+from edgekit.gateway.errors import refused_field
+from edgekit.gateway.grammars import GrammarError, gbnf_size, pattern_size
+from edgekit.gateway.images import ImageError, pixels_in
+
+# Parts of a message; any other type would be fetched, decoded or unpickled by some engine.
+_TEXT_PARTS = frozenset(
+    {"text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text"}
+)
+_IMAGE_PARTS = frozenset({"image_url", "input_image"})
+_MESSAGES = ("messages", "input")  # the fields that have parts
+_PARTS_IN = ("content", "output")
+_DATA_URL = "data:image/"
+_CHOICES = ("enum", "anyOf", "oneOf", "allOf", "properties")
+_BOUNDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+
+
+def check_request(body: Mapping[str, Any], endpoint: Endpoint, limits: RequestLimits) -> None:
+    """GatewayError, which names the field, for a request that the engine must not get."""
+    rules = limits.rules
+    for field, reason in rules.refused.items():
+        if body.get(field) not in (None, False, "", [], {}):
+            raise refused_field(field, reason)
+    for field, number in rules.numbers.items():
+        _check_number(field, body.get(field), number)
+    for field, entries in rules.lists.items():
+        _check_list(field, body.get(field), entries)
+    image_chars = {field: _check_parts(field, body.get(field), rules.images) for field in _MESSAGES}
+    _check_texts(body, endpoint, limits, image_chars)
+    if rules.grammars is not None:
+        _check_grammars(body, rules.grammars)
+
+
+def _check_number(field: str, value: object, limit: NumberLimit) -> None:
+    if value is None or isinstance(value, bool):
+        return
+    if not isinstance(value, int | float):
+        raise refused_field(field, f"must be a number (got {quoted(value)})")
+    if not limit.least <= value <= limit.most:
+        raise refused_field(
+            field,
+            f"{value:,} is not between {limit.least:,} and {limit.most:,}: {limit.reason}",
+        )
+
+
+def _check_list(field: str, value: object, limit: ListLimit) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str | list | dict):
+        raise refused_field(field, f"must be a list (got {quoted(value)})")
+    entries = [value] if isinstance(value, str) and limit.chars is not None else value
+    if len(entries) > limit.most:
+        raise refused_field(
+            field, f"{len(entries):,} entries, but at most {limit.most:,}: {limit.reason}"
+        )
+    if limit.chars is not None:
+        longest = max(map(_chars, entries), default=0)
+        if longest > limit.chars:
+            raise refused_field(
+                field,
+                f"an entry has {longest:,} characters, but at most {limit.chars:,}: {limit.reason}",
+            )
+
+
+def _check_texts(
+    body: Mapping[str, Any],
+    endpoint: Endpoint,
+    limits: RequestLimits,
+    image_chars: Mapping[str, int],
+) -> None:
+    """More text than the window holds is not even tokenized. The exact number of tokens is the engine's to check."""
+    prompts = body.get(endpoint.prompts) if endpoint.prompts else None
+    several = prompts if isinstance(prompts, list) else []
+    if isinstance(prompts, dict) or any(isinstance(item, dict) for item in several):
+        raise refused_field(endpoint.prompts, "must be text or tokens; images belong into messages")
+    if all(map(_is_number, several)):  # the tokens of one prompt
+        several = []
+    most = limits.rules.prompts
+    if len(several) > most:
+        raise refused_field(
+            endpoint.prompts,
+            f"{len(several):,} entries, but at most {most:,} in one request: send them in several",
+        )
+    for index, prompt in enumerate(several):
+        _check_text(f"{endpoint.prompts}[{index}]", prompt, 0, limits)
+    others_chars = 0
+    for field, value in body.items():
+        if not (several and field == endpoint.prompts):
+            others_chars -= image_chars.get(field, 0)
+            others_chars += _check_text(field, value, others_chars, limits)
+
+
+def _check_text(field: str, value: object, others_chars: int, limits: RequestLimits) -> int:
+    """The characters of a field. GatewayError if they do not fit into the window together with the others'."""
+    window_tokens = limits.window_tokens
+    tokens = len(value) if isinstance(value, list) and value and _is_number(value[0]) else 0
+    if tokens > window_tokens:
+        raise refused_field(
+            field,
+            f"{tokens:,} tokens, but the context holds {window_tokens:,}: shorten it, or serve with a larger -c",
+        )
+    chars = _chars(value)
+    if others_chars + chars > window_tokens * limits.rules.chars_per_token + SPARE_CHARS:
+        raise refused_field(
+            field,
+            f"{others_chars + chars:,} characters cannot fit into a context of {window_tokens:,} tokens: shorten it,"
+            " or serve with a larger -c",
+        )
+    return chars
+
+
+def _check_parts(field: str, messages: object, limit: ImageLimit | None) -> int:
+    """The characters of all images, which do not count as text.
+
+    Only text and images inside of the request are let in: an engine would fetch an address, or decode any file.
+    """
+    images, pixels, chars = 0, 0, 0
+    for part in _parts(messages):
+        kind = part.get("type")
+        if not isinstance(kind, str) or kind not in _TEXT_PARTS | _IMAGE_PARTS:
+            raise refused_field(
+                field, f"a part of the type {quoted(kind)} is not supported: send text or image_url"
+            )
+        if kind in _TEXT_PARTS:
+            continue
+        if limit is None:
+            raise refused_field(field, "this model reads no images: send text only")
+        images += 1
+        if images > limit.images:
+            raise refused_field(field, f"more than {limit.images} images: send fewer at once")
+        url = part.get("image_url")
+        url = url.get("url") if isinstance(url, dict) else url
+        if not (isinstance(url, str) and url.startswith(_DATA_URL)):
+            raise refused_field(
+                field,
+                "an image must be in the request itself, as a data URL (data:image/png;base64,...): this server"
+                " fetches no addresses",
+            )
+        chars += len(url)
+        try:
+            pixels += pixels_in(url)
+        except ImageError as error:
+            raise refused_field(field, str(error)) from error
+        if pixels > limit.pixels:
+            raise refused_field(
+                field,
+                f"images of {pixels:,} pixels together, but at most {limit.pixels:,}: scale them down",
+            )
+    return chars
+
+
+def _parts(value: object) -> Iterator[Mapping[str, Any]]:
+    """The parts of all messages in a value."""
+    level = [value]
+    while level:
+        item = level.pop()
+        if isinstance(item, list):
+            level += item
+        elif isinstance(item, dict):
+            for key in _PARTS_IN:
+                inner = item.get(key)
+                if isinstance(inner, dict):
+                    yield inner
+                elif isinstance(inner, list):
+                    yield from (part for part in inner if isinstance(part, dict))
+            level += [inner for inner in item.values() if isinstance(inner, list | dict)]
+
+
+def _check_grammars(body: Mapping[str, Any], limit: GrammarLimit) -> None:
+    chars = 0
+    for field in limit.texts:
+        text = body.get(field)
+        if isinstance(text, str):
+            chars += len(text)
+            _check_size(field, text, chars, gbnf_size, limit)
+    for field in limit.schemas:
+        for key, value in _pairs(body.get(field)):
+            where = f"{field}: {key}"
+            if key == "pattern" and isinstance(value, str):
+                chars += len(value)
+                _check_size(where, value, chars, pattern_size, limit)
+            elif key in _BOUNDS and _is_number(value) and value > limit.repetitions:
+                raise refused_field(
+                    where, f"{value:,} is over the limit of {limit.repetitions:,}: {limit.reason}"
+                )
+            elif key in _CHOICES and isinstance(value, list | dict) and len(value) > limit.choices:
+                raise refused_field(
+                    where,
+                    f"{len(value):,} entries, but at most {limit.choices:,}: {limit.reason}",
+                )
+
+
+def _check_size(
+    field: str, text: str, all_chars: int, size_of: Callable[[str], int], limit: GrammarLimit
+) -> None:
+    if all_chars > limit.chars:
+        raise refused_field(
+            field, f"{all_chars:,} characters, but at most {limit.chars:,}: {limit.reason}"
+        )
+    try:
+        size = size_of(text)
+    except GrammarError as error:
+        raise refused_field(field, f"not a grammar: {error}") from error
+    if size > limit.repetitions:
+        raise refused_field(
+            field,
+            f"nested repetitions and alternatives multiply to {size:,}, but at most {limit.repetitions:,}:"
+            f" {limit.reason}",
+        )
+
+
+def _pairs(value: object) -> Iterator[tuple[str, Any]]:
+    """The keys and values of all objects in a value."""
+    level = [value]
+    while level:
+        item = level.pop()
+        if isinstance(item, dict):
+            yield from item.items()
+            level += item.values()
+        elif isinstance(item, list):
+            level += item
+
+
+def _chars(value: object) -> int:
+    """The characters of all texts in a value."""
+    total, level = 0, [value]
+    while level:
+        item = level.pop()
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, dict):
+            total += sum(map(len, item))
+            level += item.values()
+        elif isinstance(item, list):
+            level += item
+    return total
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,236 @@
+"""A request on its way to an engine and the response on its way back, chunk by chunk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import httpx2
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from edgekit.gateway.checks import check_request
+from edgekit.gateway.errors import GatewayError, too_many, unavailable
+from edgekit.gateway.json_body import read_object
+from edgekit.gateway.metrics import Answered, Metrics
+from edgekit.gateway.types import GatewaySettings, Models, Upstream
+from edgekit.server.bodies import BodyProblem, read_body
+from edgekit.server.requests import CLOSE, Header
+
+CONNECT_TIMEOUT_S = 5.0
+# An engine may be silent for minutes while it reads a long prompt. If it dies, its connection ends.
+TIMEOUT = httpx2.Timeout(CONNECT_TIMEOUT_S, read=None, pool=None)
+# No connection is used twice: an engine closes an idle one at any time, and llama.cpp keeps a thread for each.
+LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+LARGE_BYTES = 256 * 1024  # a body that takes milliseconds to parse is parsed in a thread
+MOST_PENDING_BYTES = 256 * 1024  # of a response, while its client does not read
+MOST_BODIES = 8  # of the largest size, held at once
+_PASSED_HEADERS = frozenset(
+    {b"content-type", b"content-length", b"cache-control", b"retry-after", b"x-request-id"}
+)
+_EVENTS = b"text/event-stream"
+_UNBUFFERED: Header = (b"x-accel-buffering", b"no")  # nginx would collect events
+
+Result = TypeVar("Result")
+
+_log = logging.getLogger("edgekit.gateway")
+
+
+def make_client() -> httpx2.AsyncClient:
+    """The client of all engines. It ignores proxies of the environment: engines are on this machine."""
+    return httpx2.AsyncClient(
+        timeout=TIMEOUT,
+        limits=LIMITS,
+        trust_env=False,
+        follow_redirects=False,
+        verify=ssl.SSLContext(
+            ssl.PROTOCOL_TLS_CLIENT
+        ),  # trusts nobody: loading the usual list takes 0.1 s
+    )
+
+
+class Forward:
+    """The ASGI application for the endpoints of engines."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        models: Models,
+        metrics: Metrics,
+        client: Callable[[], httpx2.AsyncClient],
+    ) -> None:
+        self._settings, self._models = settings, models
+        self._metrics, self._client = metrics, client
+        self._held_bytes = 0  # of the bodies of all open requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises GatewayError before the response has begun."""
+        path = scope["path"]
+        if not self._models.answers(path):
+            raise GatewayError(
+                f"no endpoint {path[:80]!r} here; see /v1/models for the models and docs/run.md for the endpoints",
+                status=404,
+                code="unknown_url",
+            )
+        if scope["method"] != "POST":
+            raise GatewayError("send a POST request", status=405, headers=((b"allow", b"POST"),))
+        answered = Answered(self._metrics)
+        async with self._body(scope, receive) as raw:
+            answering = asyncio.create_task(self._answer(path, raw, send, answered))
+            leaving = asyncio.create_task(_left(receive))
+            try:
+                await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                if not answering.done():
+                    raise ClientDisconnect
+                answering.result()
+            finally:
+                for task in (answering, leaving):
+                    task.cancel()
+                await asyncio.gather(answering, leaving, return_exceptions=True)
+                answered.end()
+
+    @asynccontextmanager
+    async def _body(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+        """The body, which counts against the limit of all bodies until the end of the block."""
+        settings, headers = self._settings, dict(scope["headers"])
+        limit = settings.max_body_bytes
+        size = headers.get(b"content-length", b"0")
+        is_known = b"transfer-encoding" not in headers and len(size) <= len(str(limit))
+        reserved = int(size) if is_known else limit
+        if reserved < LARGE_BYTES:
+            reserved = 0
+        if self._held_bytes + reserved > MOST_BODIES * limit:
+            raise too_many("too many large requests at once")
+        self._held_bytes += reserved
+        try:
+            raw = await read_body(
+                receive, headers, max_bytes=limit, timeout_s=settings.body_timeout_s
+            )
+            match raw:
+                case BodyProblem.TOO_LARGE:
+                    raise GatewayError(
+                        f"the body is larger than {limit:,} bytes", status=413, headers=(CLOSE,)
+                    )
+                case BodyProblem.TOO_SLOW:
+                    raise GatewayError(
+                        "the body took too long to arrive", status=408, headers=(CLOSE,)
+                    )
+                case bytes():
+                    yield raw
+        finally:
+            self._held_bytes -= reserved
+
+    async def _answer(self, path: str, raw: bytes, send: Send, answered: Answered) -> None:
+        body = await _in_turn(len(raw), lambda: read_object(raw))
+        name = body.get("model")
+        if not isinstance(name, str | None):
+            raise GatewayError("model: must be the name of a model", status=400, param="model")
+        limits = self._models.limits(name or "")
+        endpoint = limits.rules.endpoint(path)
+        if endpoint is None:
+            raise GatewayError(f"{name} has no {path}", status=404, code="unknown_url")
+        await _in_turn(len(raw), lambda: check_request(body, endpoint, limits))
+        async with self._models.using(name or "") as upstream:
+            # Written anew: what was checked is what the engine reads, even if a key occurs twice.
+            body["model"] = upstream.model
+            content = await _in_turn(len(raw), lambda: json.dumps(body).encode())
+            await self._pass_on(upstream, endpoint.target, content, send, answered)
+
+    async def _pass_on(
+        self, upstream: Upstream, path: str, content: bytes, send: Send, answered: Answered
+    ) -> None:
+        headers = {
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+            "Connection": "close",
+        }
+        if upstream.api_key:
+            headers["Authorization"] = f"Bearer {upstream.api_key}"
+        has_begun, is_stream = False, False
+        try:
+            async with self._client().stream(
+                "POST", upstream.address + path, content=content, headers=headers
+            ) as response:
+                raw = [(key.lower(), value) for key, value in response.headers.raw]
+                kind = dict(raw).get(b"content-type", b"")
+                is_stream = kind.startswith(_EVENTS)
+                if response.status_code >= 500 and b"json" not in kind:
+                    raise GatewayError(
+                        f"the engine failed (HTTP {response.status_code}); its log says why",
+                        status=502,
+                        kind="server_error",
+                    )
+                passed = [header for header in raw if header[0] in _PASSED_HEADERS]
+                passed += [_UNBUFFERED] if is_stream else []
+                start = {"status": response.status_code, "headers": passed}
+                await send({"type": "http.response.start", **start})
+                has_begun = True
+
+                async def write(chunk: bytes) -> None:
+                    answered.add(chunk)
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+                await _copy(response.aiter_raw(), write)
+        except (httpx2.TransportError, OSError) as error:
+            gone = unavailable("the engine is not running or stopped; try again in a moment")
+            if not has_begun:
+                raise gone from error
+            if not is_stream:
+                raise  # the connection is cut: the client sees that the response is incomplete
+            _log.warning("an engine stopped in the middle of a response: %s", error)
+            await send(
+                {
+                    "type": "http.response.body",
+                    "body": b"\n\ndata: " + gone.body + b"\n\n",
+                    "more_body": True,
+                }
+            )
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _copy(chunks: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]]) -> None:
+    """Writes every chunk as it comes. Those that have come by the time the last one is written are written as one:
+    a system call for each would hold up the streams of other clients.
+    """
+    pending = bytearray()
+    arrived, taken = asyncio.Event(), asyncio.Event()
+
+    async def read() -> None:
+        async for chunk in chunks:
+            pending.extend(chunk)
+            arrived.set()
+            while len(pending) > MOST_PENDING_BYTES:
+                taken.clear()
+                await taken.wait()
+
+    reading = asyncio.create_task(read())
+    reading.add_done_callback(lambda _: arrived.set())
+    try:
+        while not reading.done() or pending:
+            await arrived.wait()
+            arrived.clear()
+            if pending:
+                chunk = bytes(pending)
+                pending.clear()
+                taken.set()
+                await write(chunk)
+        reading.result()
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _in_turn(size_bytes: int, work: Callable[[], Result]) -> Result:
+    """What the function returns. For a large body it runs in a thread, so that other responses go on."""
+    return work() if size_bytes < LARGE_BYTES else await asyncio.to_thread(work)
+
+
+async def _left(receive: Receive) -> None:
+    """Returns when the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,403 @@
+"""Several models behind the gateway in one memory: loaded at their first request, stopped when another needs the space.
+
+Requests are served in order. A request whose model is not loaded, and does not fit next to the loaded ones, chooses
+which of them to stop: idle ones first, then those whose last request began the longest ago. These finish what they do,
+but later requests for them wait in line. So a waiting model is not overtaken for ever by requests for loaded ones. Once
+a model is loaded, all requests that have waited for it run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol, TypeVar
+
+from edgekit.engines.request_rules import RequestLimits
+from edgekit.errors import EngineError, UsageError, one_line
+from edgekit.gateway.errors import GatewayError, unavailable, unknown_model
+from edgekit.gateway.types import ServedModel, Upstream
+from edgekit.units import format_bytes
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a model that failed is started again
+STEADY_S = 60.0  # an engine that ran for this long and then died is started again at once
+_STOP_PAUSE_S = 1.0
+_REASON_CHARS = 400
+
+Result = TypeVar("Result")
+
+_log = logging.getLogger("edgekit.gateway")
+
+
+class EngineHandle(Protocol):
+    """The process of an engine."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def is_running(self) -> bool: ...
+
+    def stop(self) -> None:
+        """Returns when the process is gone, and its memory free. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model that can answer."""
+
+    upstream: Upstream
+    handle: EngineHandle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """A model that can be loaded."""
+
+    name: str
+    sizes: tuple[int, ...]  # of its bill, in bytes of each memory
+    start: Callable[[], LoadedModel] = field(repr=False)  # blocks until it can answer
+    limits: RequestLimits
+    created_s: int = 0
+    preload: bool = False  # load it at once, not with its first request
+
+
+class _State(Enum):
+    UNLOADED = "unloaded"
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+
+
+@dataclass(slots=True, eq=False)
+class _Model:
+    """An entry, and what is known of its process."""
+
+    entry: ModelEntry
+    state: _State = _State.UNLOADED
+    loaded: LoadedModel | None = None
+    users: int = 0  # requests that run on `loaded`
+    last_used: int = 0  # the number of the last request that began
+    ready_s: float = 0.0
+    failures: int = 0  # one after another
+    problem: str = ""  # of the last start, or how the engine died
+    retry_s: float = 0.0  # not started before
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request in line."""
+
+    model: _Model
+    turn: asyncio.Future[LoadedModel]
+
+
+class InThread(Protocol):
+    """Calls a function that blocks, without blocking the event loop."""
+
+    def __call__(self, work: Callable[[], Result], /) -> Awaitable[Result]: ...
+
+
+async def in_thread(work: Callable[[], Result], /) -> Result:
+    """What the function returns, computed in a thread that does not keep the program from ending."""
+    loop = asyncio.get_running_loop()
+    result: concurrent.futures.Future[Result] = concurrent.futures.Future()
+
+    def run() -> None:
+        if not result.set_running_or_notify_cancel():
+            return
+        try:
+            result.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="edgekit model", daemon=True).start()
+    return await asyncio.wrap_future(result, loop=loop)
+
+
+class SwappingModels:
+    """Models that share a budget of memory. Used from the gateway's event loop, except for `close`."""
+
+    def __init__(
+        self,
+        entries: Sequence[ModelEntry],
+        budget: Sequence[int],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        in_thread: InThread = in_thread,
+    ) -> None:
+        """`budget`: bytes of each memory. UsageError if a model can never be loaded, or two have the same name."""
+        self._models = {entry.name: _Model(entry) for entry in entries}
+        if len(self._models) < len(entries):
+            raise UsageError("two models have the same name: give each its own")
+        for entry in entries:
+            for size, limit in zip(entry.sizes, budget, strict=True):
+                if size > limit:
+                    raise UsageError(
+                        f"{entry.name} needs {format_bytes(size)}, more than the budget of {format_bytes(limit)} for"
+                        " all models: leave it out, or give it a shorter context"
+                    )
+        self._budget, self._clock, self._in_thread = tuple(budget), clock, in_thread
+        self._line: list[_Waiting] = []
+        self._requests = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handles: set[EngineHandle] = set()
+        self._is_closed = False
+        self._lock = threading.Lock()  # guards the two above
+
+    # --- what the gateway asks
+
+    async def begin(self) -> None:
+        """Loads what is to be loaded at once, one after another."""
+        self._spawn(self._preload())
+
+    async def _preload(self) -> None:
+        for model in self._models.values():
+            if model.entry.preload:
+                with suppress(GatewayError):  # the reason is in `listed`
+                    async with self.using(model.entry.name):
+                        pass
+
+    def listed(self) -> tuple[ServedModel, ...]:
+        return tuple(
+            ServedModel(
+                name=model.entry.name,
+                created_s=model.entry.created_s,
+                window_tokens=model.entry.limits.window_tokens,
+                is_loaded=model.state is _State.READY,
+                problem=model.problem if model.retry_s > self._clock() else "",
+            )
+            for model in self._models.values()
+        )
+
+    def answers(self, path: str) -> bool:
+        return any(
+            model.entry.limits.rules.endpoint(path) is not None for model in self._models.values()
+        )
+
+    def limits(self, name: str) -> RequestLimits:
+        return self._named(name).entry.limits
+
+    @asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[Upstream]:
+        model = self._named(name)
+        waiting = _Waiting(model, asyncio.get_running_loop().create_future())
+        self._line.append(waiting)
+        self._advance()
+        try:
+            loaded = await waiting.turn
+        except BaseException:
+            if waiting in self._line:
+                self._line.remove(waiting)
+            elif (
+                waiting.turn.done()
+                and not waiting.turn.cancelled()
+                and waiting.turn.exception() is None
+            ):
+                self._release(model, waiting.turn.result())  # the client left as its turn came
+            self._advance()
+            raise
+        try:
+            yield loaded.upstream
+        finally:
+            self._release(model, loaded)
+            self._advance()
+
+    def pids(self) -> tuple[int, ...]:
+        """The processes of the loaded engines. From any thread."""
+        with self._lock:
+            return tuple(handle.pid for handle in self._handles)
+
+    def close(self) -> None:
+        """Stops all engines, also those that are being started. Called when no request uses a model any more."""
+        with self._lock:
+            self._is_closed = True
+            handles = tuple(self._handles)
+        for handle in handles:
+            handle.stop()
+
+    # --- the line
+
+    def _named(self, name: str) -> _Model:
+        names = tuple(self._models)
+        if not name and len(names) == 1:
+            return self._models[names[0]]
+        if not name:
+            raise GatewayError(f"model: name one of {', '.join(names)}", status=400, param="model")
+        if name not in self._models:
+            raise unknown_model(name, names)
+        return self._models[name]
+
+    def _advance(self) -> None:
+        """Serves, starts and stops what can be now. Called after everything that happens."""
+        self._notice_deaths()
+        victims: set[_Model] = set()
+        planned: list[
+            _Model
+        ] = []  # to be loaded as soon as there is space; the first may stop others
+        for waiting in tuple(self._line):
+            model = waiting.model
+            if model.state is _State.READY:
+                if model not in victims:
+                    self._serve(waiting)
+            elif model.state is _State.STARTING or model in planned:
+                pass
+            elif model.retry_s > self._clock():
+                self._refuse(waiting)
+            else:
+                is_first = not planned
+                if is_first:
+                    victims = self._victims_for(model)
+                fits = self._fits(victims, *planned, model)
+                if fits and model.state is _State.UNLOADED and self._is_free_for(model):
+                    model.state = _State.STARTING
+                    self._spawn(self._start(model))
+                elif fits or is_first:  # others must not take what becomes free for the first
+                    planned.append(model)
+        for victim in victims:
+            if not victim.users:
+                victim.state = _State.STOPPING
+                self._spawn(self._stop(victim))
+
+    def _victims_for(self, model: _Model) -> set[_Model]:
+        """The loaded models to stop, so that the model fits; none while it depends on models that are being started."""
+        ready = [other for other in self._models.values() if other.state is _State.READY]
+        ready.sort(key=lambda other: (other.users > 0, other.last_used))
+        victims: set[_Model] = set()
+        for other in ready:
+            if self._fits(victims, model):
+                break
+            victims.add(other)
+        if not self._fits(victims, model):
+            return set()
+        for other in reversed(ready):  # a larger one may have made the others unnecessary
+            if other in victims and self._fits(victims - {other}, model):
+                victims.remove(other)
+        return victims
+
+    def _fits(self, victims: set[_Model], *models: _Model) -> bool:
+        """Whether the models fit next to those that stay."""
+        return self._is_within((*self._kept(victims), *models))
+
+    def _is_free_for(self, model: _Model) -> bool:
+        """Whether it fits next to everything that has memory now, or will soon."""
+        held = [other for other in self._models.values() if other.state is not _State.UNLOADED]
+        return self._is_within((*held, model))
+
+    def _kept(self, victims: set[_Model]) -> list[_Model]:
+        """The models that stay, with those that are being started."""
+        states = (_State.STARTING, _State.READY)
+        return [
+            model
+            for model in self._models.values()
+            if model.state in states and model not in victims
+        ]
+
+    def _is_within(self, models: Sequence[_Model]) -> bool:
+        """Whether the models together are within the budget of every memory."""
+        return all(
+            sum(model.entry.sizes[memory] for model in models) <= limit
+            for memory, limit in enumerate(self._budget)
+        )
+
+    def _serve(self, waiting: _Waiting) -> None:
+        model = waiting.model
+        self._line.remove(waiting)
+        if waiting.turn.done() or model.loaded is None:  # the client has left
+            return
+        self._requests += 1
+        model.last_used = self._requests
+        model.users += 1
+        waiting.turn.set_result(model.loaded)
+
+    def _refuse(self, waiting: _Waiting) -> None:
+        """Answers that the model failed, and when it may be tried again."""
+        self._line.remove(waiting)
+        model = waiting.model
+        wait_s = max(round(model.retry_s - self._clock()), 1)
+        if not waiting.turn.done():
+            reason = f"{model.entry.name}: {model.problem}"
+            waiting.turn.set_exception(unavailable(reason, retry_after_s=wait_s))
+
+    def _waiting_for(self, model: _Model) -> list[_Waiting]:
+        return [waiting for waiting in self._line if waiting.model is model]
+
+    @staticmethod
+    def _release(model: _Model, loaded: LoadedModel) -> None:
+        if model.loaded is loaded:  # otherwise it has died meanwhile
+            model.users -= 1
+
+    # --- processes
+
+    async def _start(self, model: _Model) -> None:
+        try:
+            loaded = await self._in_thread(lambda: self._started(model.entry))
+        except Exception as error:  # noqa: BLE001 - the requests that waited for it get the reason
+            _log.warning("%s did not start: %s", model.entry.name, error)
+            model.state = _State.UNLOADED
+            self._failed(model, str(error) or type(error).__name__)
+            for waiting in self._waiting_for(model):
+                self._refuse(waiting)
+        else:
+            model.state, model.loaded = _State.READY, loaded
+            model.users, model.ready_s, model.problem = 0, self._clock(), ""
+            for waiting in self._waiting_for(model):
+                self._serve(waiting)
+        self._advance()
+
+    def _started(self, entry: ModelEntry) -> LoadedModel:
+        """Starts the engine, in a thread."""
+        loaded = entry.start()
+        with self._lock:
+            if not self._is_closed:
+                self._handles.add(loaded.handle)
+                return loaded
+        loaded.handle.stop()
+        raise EngineError("the server is stopping")
+
+    async def _stop(self, model: _Model) -> None:
+        loaded = model.loaded
+        while loaded is not None and loaded.handle.is_running():
+            try:
+                await self._in_thread(loaded.handle.stop)
+            except Exception:  # noqa: BLE001 - a process that still has its memory must not be forgotten
+                _log.exception("%s could not be stopped", model.entry.name)
+                await asyncio.sleep(_STOP_PAUSE_S)
+        self._forget(model)
+        model.failures = 0
+        self._advance()
+
+    def _forget(self, model: _Model) -> None:
+        """The process of the model is gone."""
+        if model.loaded is not None:
+            with self._lock:
+                self._handles.discard(model.loaded.handle)
+        model.state, model.loaded, model.users = _State.UNLOADED, None, 0
+
+    def _notice_deaths(self) -> None:
+        for model in self._models.values():
+            loaded = model.loaded
+            if model.state is not _State.READY or loaded is None or loaded.handle.is_running():
+                continue
+            _log.warning("%s died", model.entry.name)
+            if self._clock() - model.ready_s >= STEADY_S:
+                model.failures = 0
+            else:
+                self._failed(model, "its engine died")
+            self._forget(model)
+
+    def _failed(self, model: _Model, problem: str) -> None:
+        model.problem = one_line(problem, _REASON_CHARS)
+        pause_s = min(FIRST_PAUSE_S * 2**model.failures, LONGEST_PAUSE_S)
+        model.failures = min(model.failures + 1, 30)
+        model.retry_s = self._clock() + pause_s
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,135 @@
+"""Ollama as the program that runs a model: a stand-in with its API, which runs a real llama-server."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ollama_stand_in import write_ollama
+from tests.runtime_engines import small_model
+
+from edgekit.app.programs import ChosenProgram
+from edgekit.app.run import judge
+from edgekit.bill.spill import Purpose
+from edgekit.engines import engine_named
+from edgekit.engines.chat import Fitted, GenerationResult, Message, Prompt, Sampling
+from edgekit.engines.llamacpp.run.ollama import PROGRAM
+from edgekit.engines.program import (
+    Address,
+    EngineStart,
+    Installation,
+    LocalWeights,
+    RunningEngine,
+    RunOptions,
+)
+from edgekit.errors import ContextTooLargeError, EngineError, UsageError
+from edgekit.model import open_model
+from edgekit.request import Request, Session
+from edgekit.sources.types import Reach
+
+pytest.importorskip("xllamacpp")
+LIBRARY_NAME = "hf.co/org/small-GGUF:Q8_0"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("models") / "small.gguf", layers=2)
+
+
+@pytest.fixture
+def program(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Installation:
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "store"))
+    path = write_ollama(tmp_path, {LIBRARY_NAME: str(model)})
+    return Installation(program="ollama", origin="PATH", path=str(path), version="0.14.0")
+
+
+def start_of(model: Path, program: Installation, **changes: Any) -> EngineStart:
+    chosen = ChosenProgram(engine=engine_named("llama.cpp"), program=PROGRAM, installation=program)
+    request = Request(engines=("llama.cpp",), context=changes.pop("context", 256))
+    from edgekit.engines.flags import read_flags
+
+    flags = read_flags(
+        chosen.engine.flags,
+        {**PROGRAM.flags_for(RunOptions(), program), **changes.pop("flags", {})},
+    )
+    request = request.with_flags("llama.cpp", flags)
+    judged = judge(request, chosen, open_model(model), None, Session(reach=Reach(network=False)))
+    given: dict[str, Any] = {
+        "installation": program,
+        "weights": LocalWeights(model=model),
+        "label": "org/Small:Q8",
+        "verdict": judged.check.result,
+        "setup": PROGRAM.with_limits(judged.check.result),
+        "values": request.values("llama.cpp"),
+        "purpose": Purpose.TEXT,
+        "address": Address(),
+        "recheck": lambda: None,
+        "say": lambda _text: None,
+        "warn": lambda _text: None,
+    }
+    return EngineStart(**{**given, **changes})
+
+
+def answer(running: RunningEngine, prompt: Prompt, **sampling: Any) -> tuple[str, GenerationResult]:
+    written = GenerationResult()
+    fitted = Fitted(prompt=prompt, tokens=None, max_tokens=8)
+    pieces = running.generator.write(fitted, Sampling(temperature=0.0, **sampling), into=written)
+    return "".join(pieces), written
+
+
+def test_a_file_is_copied_into_its_store_and_runs_as_planned(
+    model: Path, program: Installation
+) -> None:
+    said: list[str] = []
+    given = start_of(model, program, say=said.append, flags={"type_k": "q8_0", "type_v": "q8_0"})
+    with PROGRAM.open(model, ExitStack(), None).start(given) as running:
+        rows = {row.part: row for row in running.rows}
+        assert rows["kv cache"].difference_bytes == 0
+        assert all(row.within for row in rows.values()), rows
+        text, written = answer(running, Prompt(messages=(Message(role="user", content="a b"),)))
+        assert text
+        assert (written.finish, written.new_tokens) == ("length", 8)
+        assert written.decode_tokens_per_s
+        assert answer(running, Prompt(text="a b c"))[0]
+    assert any("copies small.gguf" in line for line in said)
+
+
+def test_a_model_of_a_hub_is_downloaded_by_ollama(model: Path, program: Installation) -> None:
+    said: list[str] = []
+    weights = LocalWeights(model=Path(), name=LIBRARY_NAME)
+    given = start_of(model, program, say=said.append, weights=weights)
+    with PROGRAM.open(model, ExitStack(), None).start(given) as running:
+        assert answer(running, Prompt(text="a b c"))[0]
+    assert [line for line in said if "downloads" in line][-1].startswith(
+        f"Ollama downloads {LIBRARY_NAME}"
+    )
+
+
+def test_a_model_that_ollama_cannot_find(model: Path, program: Installation) -> None:
+    weights = LocalWeights(model=Path(), name="hf.co/org/other:Q8_0")
+    given = start_of(model, program, weights=weights)
+    with pytest.raises(EngineError, match="file does not exist"):
+        PROGRAM.open(model, ExitStack(), None).start(given).__enter__()
+
+
+def test_a_prompt_that_is_longer_than_the_window_is_refused(
+    model: Path, program: Installation
+) -> None:
+    given = start_of(model, program)
+    with (
+        PROGRAM.open(model, ExitStack(), None).start(given) as running,
+        pytest.raises(ContextTooLargeError, match="exceeds the context length"),
+    ):
+        answer(running, Prompt(text="a " * 600))
+
+
+def test_what_ollama_cannot_take(model: Path, program: Installation) -> None:
+    with pytest.raises(UsageError, match="leave out --rolling"):
+        PROGRAM.flags_for(RunOptions(rolling=True), program)
+    with_adapter = replace(start_of(model, program).weights, adapters=(model,))
+    given = start_of(model, program, weights=with_adapter)
+    with pytest.raises(UsageError, match="from its own models only"):
+        PROGRAM.open(model, ExitStack(), None).start(given).__enter__()
