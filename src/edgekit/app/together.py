@@ -169,6 +169,7 @@ class _Search:
         """The largest set that fits, and its equal context. Empty if not even one model fits."""
         indices = range(len(self.models))
         for count in range(len(self.models), 0, -1):
+            self.session.tell(f"trying sets of {count} models")
             for members in combinations(indices, count):
                 if not self._is_hopeless(members) and (found := self._longest(members)):
                     return found
@@ -304,12 +305,31 @@ class _Search:
         key = (index, tokens, machine)
         if key not in self._judged:
             request = replace(self.request, context=tokens, machine=machine)
-            try:
-                answers = check_named(self.models[index], request, self.session, with_changes=False)
-                self._judged[key] = _first(answers)
-            except HardwareError:
-                self._judged[key] = None
+            self._judged[key] = self._check(index, request)
         return self._judged[key]
+
+    def _check(self, index: int, request: Request) -> Check | None:
+        """The verdict. An engine that takes a fixed share of a device gets the smallest that is enough."""
+
+        def check(request: Request) -> Check:
+            answers = check_named(self.models[index], request, self.session, with_changes=False)
+            return _first(answers)
+
+        try:
+            usual = check(request)
+            result = usual.result
+            if not result.can_load:
+                return usual
+            for share in engine_named(result.engine).least_shares(result):
+                given = request.flags.get(result.engine, {})
+                if share.keys() & given.keys():
+                    return usual
+                small = check(request.with_flags(result.engine, {**given, **share}))
+                if small.result.can_load and small.result.cache == result.cache:
+                    return small
+        except HardwareError:
+            return None
+        return usual
 
     def _native(self, index: int) -> int:
         """The longest context that a model is given."""
@@ -380,16 +400,19 @@ def _budgets(machine: Machine, engines: Iterable[str], request: Request) -> tupl
     tightest: dict[frozenset[Pool], Budget] = {}
     for engine in dict.fromkeys(engines):
         rules = engine_named(engine)
-        pools = _pools(rules.devices(machine), machine)
-        for budget in rules.budgets(machine):
-            mapped = replace(
-                budget, pools=frozenset(pools.get(pool, pool) for pool in budget.pools)
-            )
-            if request.reserve_bytes is not None:
-                mapped = with_reserve(mapped, request.reserve_bytes)
-            known = tightest.get(mapped.pools)
-            if known is None or mapped.available_bytes < known.available_bytes:
-                tightest[mapped.pools] = mapped
+        cards = rules.devices(machine)
+        # an engine with ranks has one budget for all cards, as they all hold the same
+        sets = [(card,) for card in cards] if rules.has_ranks else [cards]
+        for used in sets:
+            pools = _pools(used, machine)
+            for budget in rules.budgets(replace(machine, devices=used)):
+                own = frozenset(pools.get(pool, pool) for pool in budget.pools)
+                mapped = replace(budget, pools=own)
+                if request.reserve_bytes is not None:
+                    mapped = with_reserve(mapped, request.reserve_bytes)
+                known = tightest.get(own)
+                if known is None or mapped.available_bytes < known.available_bytes:
+                    tightest[own] = mapped
     return tuple(tightest.values())
 
 
@@ -409,9 +432,14 @@ def _pools(cards: Sequence[Device], machine: Machine) -> dict[Pool, Pool]:
 
 def _lines(result: Verdict, machine: Machine) -> list[MemoryLine]:
     """The memory that a model takes at its start, in pools of the machine."""
-    pools = _pools(result.way.cards, machine)
-    lines = engine_named(result.engine).taken(result).lines
-    return [replace(line, pool=pools.get(line.pool, line.pool)) for line in lines if line.reserved]
+    rules, pools = engine_named(result.engine), _pools(result.way.cards, machine)
+    bill = [line for line in rules.taken(result).lines if line.reserved]
+    if rules.has_ranks:  # the bill is that of each card
+        lines = [replace(line, pool=pool) for line in bill for pool in pools.values()]
+    else:
+        lines = [replace(line, pool=pools.get(line.pool, line.pool)) for line in bill]
+    outside = rules.outside_bytes(result.way)
+    return [*lines, *(_held(pool, outside) for pool in pools.values() if outside)]
 
 
 def _combined(results: Iterable[Verdict], machine: Machine) -> MemoryEstimate:
@@ -443,8 +471,8 @@ def _use(budget: Budget, combined: MemoryEstimate, max_use: float | None) -> Usa
 
 
 def _held(pool: Pool, size_bytes: int) -> MemoryLine:
-    """Memory that is left to other models."""
-    return MemoryLine(component=Component.PROMPT_CACHE, size_bytes=size_bytes, pool=pool)
+    """Memory that is not free for a model, whatever it is used for."""
+    return MemoryLine(component=Component.RUNTIME, size_bytes=size_bytes, pool=pool)
 
 
 def _held_back(use: Usage) -> MemoryLine:

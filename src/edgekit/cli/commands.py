@@ -173,6 +173,7 @@ def add_together(commands: Commands) -> None:
             "-c, --ctx-size, --context N": "context of every model: 16k; or of each, in order: 32k,8k (default: the "
             "same for all, chosen to fit, from 16k up)",
             "--for PROGRAM": "print a configuration instead: of llama-swap, or of llama-server-router",
+            **USERS,
             **MIN_CONTEXT,
             **MIN_SPEED,
             **DEVICES,

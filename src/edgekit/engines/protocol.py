@@ -594,6 +594,18 @@ class Engine:
         """The commands that start it as it was checked, in order. Empty: only an estimate has a command."""
         return ()
 
+    @rule("placements")
+    def outside_bytes(self, _placement: Placement, /) -> int:
+        """What the process takes of each device in addition to `taken`."""
+        return 0
+
+    @rule("commands")
+    def least_shares(self, _verdict: Verdict, /) -> tuple[Mapping[str, Any], ...]:
+        """Flags with which an engine that takes a fixed share of a device takes little more than this load needs, the
+        smallest share first. Empty: it takes what it needs.
+        """
+        return ()
+
     @rule("router")
     def router_preset(
         self, _commands: Mapping[str, Command], _most_at_once: int, /

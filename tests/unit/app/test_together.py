@@ -171,10 +171,32 @@ def test_embedding_model_is_judged_at_its_own_context() -> None:
     assert answer.members[1].context_tokens == 2048
 
 
-def test_two_servers_that_take_a_fixed_share_do_not_fit_one_card() -> None:
+def test_engines_that_take_a_share_get_the_smallest_that_is_enough() -> None:
     request = Request(engines=("vllm",), devices=("H100",))
     answer = judge_together((SMALL, MIDDLE), request, OFFLINE)
+    assert answer.all_fit
+    shares = [float(str(member.check.flags["gpu_memory_utilization"])) for member in answer.members]
+    total = answer.machine.devices[0].total_bytes
+    for member, share in zip(answer.members, shares, strict=True):
+        assert member.check.result.required_bytes <= share * total
+        assert member.check.result.required_bytes > (share - 0.05) * total
+        assert member.bytes_by_memory[0] > share * total  # and its CUDA context
+    assert sum(shares) < 0.92
+
+
+def test_requested_share_is_kept() -> None:
+    flags = {"vllm": {"gpu_memory_utilization": 0.9}}
+    request = Request(engines=("vllm",), flags=flags, devices=("H100",))
+    answer = judge_together((SMALL, MIDDLE), request, OFFLINE)
     assert [member.fits_with_others for member in answer.members] == [True, False]
+
+
+def test_tensor_parallel_model_takes_its_bill_of_each_card() -> None:
+    request = Request(engines=("vllm",), devices=("H100", "H100"))
+    answer = judge_together(("gpt-oss-120b", SMALL), request, OFFLINE)
+    assert answer.all_fit
+    first, second = answer.members[0].bytes_by_memory
+    assert first == second > 0
 
 
 @pytest.mark.parametrize(
