@@ -53,6 +53,9 @@ _EMBEDS = (
 )
 
 
+_RANKS = "{0} is a reranking model and cannot chat: use edgekit serve {0}, which answers /v1/rerank"
+
+
 class WeightsChosen(NamedTuple):
     """These weights are used, because only a name of the catalog was given."""
 
@@ -254,8 +257,9 @@ def _sees_nothing(reference: str) -> UsageError:
 
 
 def _to_embed(request: Request, chosen: ChosenProgram, opened: OpenModel) -> Request:
-    """The request, with the engine's flags for embeddings if the model is made for them."""
-    if not opened.model.geometry.embeds:
+    """The request, with the engine's flags for embeddings if the model is made for them, or for reranking."""
+    geometry = opened.model.geometry
+    if not (geometry.embeds or geometry.ranks):
         return request
     engine = chosen.engine
     flags = dict.fromkeys(engine.embedding_start(Start()).fixed_flags, True)
@@ -333,6 +337,8 @@ def _require_runnable(resolved: ResolvedModel, chosen: ChosenProgram) -> OpenMod
     if opened.files.origin is Origin.SAMPLE:
         raise UsageError(f"{resolved.name} is a sample header without weights: use edgekit check")
     geometry = opened.model.geometry
+    if geometry.ranks and not chosen.serves:
+        raise UsageError(_RANKS.format(resolved.name))
     if not (geometry.causal or (chosen.serves and geometry.embeds)):
         raise UsageError(_EMBEDS.format(resolved.name))
     is_gguf = opened.files.container is Container.GGUF
