@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from edgekit.engines.request_rules import RequestRules
+from edgekit.engines.request_rules import SPARE_CHARS, RequestRules
 from edgekit.server.clients import CONNECTIONS_EACH, MAX_CONNECTIONS
 from edgekit.units import MIB
 
@@ -20,6 +20,11 @@ class RequestLimits:
 
     rules: RequestRules = field(repr=False)
     window_tokens: int  # of one request: prompt and answer
+
+    @property
+    def most_chars(self) -> int:
+        """Of the text in one request: more cannot fit into the window."""
+        return self.window_tokens * self.rules.chars_per_token + SPARE_CHARS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
