@@ -1,11 +1,11 @@
-"""New tokens per second of the built-in engine and of llama.cpp on the same file, in one run: needs xllamacpp.
+"""Tokens per second of the built-in engine in several budgets, and of llama.cpp on the same file: needs xllamacpp.
 
-    python benchmarks/stream_speed.py [MODEL.gguf] [--threads 2] [--tokens 4] [--rounds 3]
+    python benchmarks/stream_speed.py [MODEL.gguf] [--budgets 128M,512M,2G,none] [--threads 2] [--tokens 6] [--rounds 5]
 
-The default model, 4.2 GB of random weights in the shape of Qwen2-7B, is written if it does not exist; the page cache
-should hold the file. The built-in engine is measured twice: reading every weight again for each token, and (if the file
-is smaller than half of the memory) with all weights in memory. All take turns, each in a new process, and the best
-token counts, because a busy machine only makes tokens longer.
+The default model is written if it does not exist: 4 GB of random weights in the shape of Qwen2-7B with 32,768 tokens.
+All take turns, each in a new process with a tokenizer, and every figure is a median of the rounds, because other work
+on the machine slows some of them. The page cache should hold the file. With --cold it is emptied before each token of
+the built-in engine, and the same bytes are also read in order without computing, which shows what the disk can do.
 """
 
 from __future__ import annotations
@@ -19,53 +19,56 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
-
-import psutil
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 PROMPT = [7, 8, 9, 10]
-CONTEXT_TOKENS = 256
+CONTEXT_TOKENS = 128
+VOCABULARY = 32_768
+LLAMA, REPACKED = "llama.cpp, weights as in the file", "llama.cpp, repacked (its default)"
+Figures = dict[str, float]
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--run"]:
-        side, path, threads, tokens = sys.argv[2:]
-        print("\n" + json.dumps(SIDES[side](path, int(threads), int(tokens))))
+        side, path, threads, tokens, cold = sys.argv[2:]
+        run = _llamacpp if side in {LLAMA, REPACKED} else _ours
+        print("\n" + json.dumps(run(side, path, int(threads), int(tokens), cold == "True")))
         sys.stdout.flush()
         os._exit(0)
     arguments = _parser().parse_args()
     if not arguments.model.exists():
         from tests.embed_models import seven_b
 
-        seven_b(arguments.model, sparse=False, vocabulary=False)
-    sides = [side for side in SIDES if side != CACHED or _fits(arguments.model)]
-    result: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-    for _ in range(arguments.rounds):
-        for side in sides:
-            result[side].append(_measure(side, arguments))
-    _print(result)
+        part = arguments.model.with_suffix(".part")
+        seven_b(part, sparse=False, pooling=None, tokens=VOCABULARY)
+        part.replace(arguments.model)
+    sides = arguments.budgets.split(",")
+    if not arguments.cold:
+        sides += [LLAMA, REPACKED]
+    rounds = [{side: _measure(side, arguments) for side in sides} for _ in range(arguments.rounds)]
+    _print(rounds, cold=arguments.cold)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    default = Path(tempfile.gettempdir()) / "seven_b.gguf"
+    default = Path(tempfile.gettempdir()) / "stream_7b.gguf"
     parser.add_argument("model", type=Path, nargs="?", default=default)
+    parser.add_argument("--budgets", default="128M,512M,2G,none")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cold", action="store_true")
     return parser
 
 
-def _fits(path: Path) -> bool:
-    return path.stat().st_size < psutil.virtual_memory().available // 2
-
-
-def _measure(side: str, arguments: argparse.Namespace) -> dict[str, float]:
-    numbers = [str(arguments.threads), str(arguments.tokens)]
+def _measure(side: str, arguments: argparse.Namespace) -> Figures:
+    numbers = [str(arguments.threads), str(arguments.tokens), str(arguments.cold)]
     done = subprocess.run(
         [sys.executable, __file__, "--run", side, str(arguments.model), *numbers],
         capture_output=True,
@@ -73,57 +76,79 @@ def _measure(side: str, arguments: argparse.Namespace) -> dict[str, float]:
         errors="replace",
         check=True,
     )
-    output: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return output
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
-def _print(results: dict[str, list[dict[str, float]]]) -> None:
-    print(
-        "| engine | best token | tokens per s | CPU for a token | peak memory | times llama.cpp |"
-    )
+def _print(rounds: list[dict[str, Figures]], *, cold: bool) -> None:
+    """A row per side; ratios are taken within a round."""
+    other, label = ("read_s", "of reading alone") if cold else ("token_s", "times llama.cpp")
+    print(f"| budget | weights kept | tokens/s | CPU s per token | peak memory | {label} |")
     print("|---|---|---|---|---|---|")
-    best = {side: min(run["token_s"] for run in runs) for side, runs in results.items()}
-    for side, runs in results.items():
-        cpu_s = min(run["cpu_s"] for run in runs)
-        peak = max(run["peak_mib"] for run in runs)
+    for side in rounds[0]:
+        runs = [one[side] for one in rounds]
+        reference = side if cold else LLAMA
+        ratio = median(one[reference][other] / one[side]["token_s"] for one in rounds)
+        kept = runs[0].get("kept_mib")
         print(
-            f"| {side} | {1000 * best[side]:,.1f} ms | {1 / best[side]:.2f} | {1000 * cpu_s:,.1f} ms |"
-            f" {peak:,.0f} MiB | {best[LLAMA] / best[side]:.2f} |"
+            f"| {side} | {'' if kept is None else f'{kept:,.0f} MiB'}"
+            f" | {1 / median(run['token_s'] for run in runs):.2f}"
+            f" | {median(run['cpu_s'] for run in runs):.2f}"
+            f" | {max(run['peak_mib'] for run in runs):,.0f} MiB | {ratio:.2f} |"
         )
 
 
 # --- the sides
 
 
-def _streamed(path: str, threads: int, tokens: int) -> dict[str, float]:
-    return _ours(path, threads, tokens, keep_bytes=0)
-
-
-def _cached(path: str, threads: int, tokens: int) -> dict[str, float]:
-    return _ours(path, threads, tokens, keep_bytes=None)
-
-
-def _ours(path: str, threads: int, tokens: int, keep_bytes: int | None) -> dict[str, float]:
-    from edgekit.bill.types import Load
+def _ours(side: str, path: str, threads: int, tokens: int, cold: bool) -> Figures:  # noqa: FBT001 - of a table
+    """As `edgekit run --engine stream --budget` plans and starts it."""
+    from edgekit.bill.types import Load, Start, Task
     from edgekit.engines.native.generator import open_stream
     from edgekit.engines.native.stream_plan import StreamSetup
+    from edgekit.engines.native.text import open_text
+    from edgekit.machine.monitor import Monitor
+    from edgekit.machine.probes import detect
+    from edgekit.machine.types import MemoryLimit
+    from edgekit.model import open_model
+    from edgekit.plan.choice import judge
+    from edgekit.units import MIB, parse_size
 
-    setup = StreamSetup(threads=threads, keep_bytes=keep_bytes)
-    with open_stream(Path(path), load=Load(context_tokens=CONTEXT_TOKENS), setup=setup) as engine:
+    machine, budget_bytes = detect(), None if side == "none" else parse_size(side)
+    if budget_bytes is not None and machine.host is not None:
+        limit = MemoryLimit(name="--budget", limit_bytes=budget_bytes, used_bytes=0)
+        machine = replace(machine, host=replace(machine.host, limits=(limit,)))
+    task = Task(
+        model=open_model(Path(path)).model,
+        engine="stream",
+        machine=machine,
+        load=Load(context_tokens=CONTEXT_TOKENS),
+        start=Start(setup=StreamSetup(threads=threads)),
+    )
+    verdict = judge(task)
+    if verdict.failed:
+        sys.exit(f"{side}: {verdict.reasons}")
+    monitor = Monitor(budget_bytes=budget_bytes, own_process=budget_bytes is not None)
+    with (
+        open_text(Path(path)),
+        open_stream(
+            path, load=verdict.load, setup=StreamSetup.of(verdict.way.setup), monitor=monitor
+        ) as engine,
+    ):
         logits = engine.feed(PROMPT)
+        result = _timed(
+            lambda: engine.feed((int(logits.argmax()),)), tokens, Path(path) if cold else None
+        )
+    return {**result, "kept_mib": int(str(dict(verdict.estimate.facts)["kept_bytes"])) / MIB}
 
-        def step() -> None:
-            engine.feed((int(logits.argmax()),))
 
-        return _timed(step, tokens)
-
-
-def _llama(path: str, threads: int, tokens: int) -> dict[str, float]:
+def _llamacpp(side: str, path: str, threads: int, tokens: int, _cold: bool) -> Figures:  # noqa: FBT001 - of a table
     """One request for all tokens; the prompt is in the cache."""
     import xllamacpp
     from tests.embed_oracle import post, server_params
 
     params = server_params({"model": path, "threads": threads}, longest=CONTEXT_TOKENS)
+    params.no_extra_bufts = side == LLAMA
     server = xllamacpp.Server(params)
     arguments: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "cache_prompt": True}
     address = f"{server.listening_address}/completion"
@@ -134,15 +159,19 @@ def _llama(path: str, threads: int, tokens: int) -> dict[str, float]:
         nonlocal reply
         reply = post(address, {**arguments, "prompt": PROMPT, "n_predict": tokens + 1})
 
-    result = _timed(step, 1)
+    result = _timed(step, 1, None)
     result["token_s"] = reply["timings"]["predicted_per_token_ms"] / 1000
     result["cpu_s"] /= tokens + 1
     return result
 
 
-def _timed(step: Callable[[], None], tokens: int) -> dict[str, float]:
-    times, cpu_times = [], []
-    for _ in range(tokens):
+def _timed(step: Callable[[], object], count: int, cold: Path | None) -> Figures:
+    """The mean of the steps; of a cold file also how long it takes to read it."""
+    times, cpu_times, reading_times = [], [], []
+    for _ in range(count):
+        if cold is not None:
+            reading_times.append(_read_in_order(cold))
+            _forget(cold)
         begin, before = time.perf_counter(), time.process_time()
         step()
         times.append(time.perf_counter() - begin)
@@ -150,18 +179,30 @@ def _timed(step: Callable[[], None], tokens: int) -> dict[str, float]:
     status = Path("/proc/self/status").read_text()
     peak = re.search(r"VmHWM:\s+(\d+)", status)
     return {
-        "token_s": min(times),
-        "cpu_s": min(cpu_times),
+        "token_s": fmean(times),
+        "cpu_s": fmean(cpu_times),
         "peak_mib": int(peak[1]) / 1024 if peak else 0.0,
+        "read_s": fmean(reading_times) if reading_times else 0.0,
     }
 
 
-STREAMED, CACHED, LLAMA = "edgekit, streamed", "edgekit, weights in memory", "xllamacpp"
-SIDES: dict[str, Callable[[str, int, int], dict[str, float]]] = {
-    STREAMED: _streamed,
-    CACHED: _cached,
-    LLAMA: _llama,
-}
+def _forget(path: Path) -> None:
+    """Removes the file from the page cache."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _read_in_order(path: Path) -> float:
+    """Seconds to read the whole file from the disk."""
+    _forget(path)
+    buffer = bytearray(2**20)
+    begin = time.perf_counter()
+    with path.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        while file.readinto(buffer):
+            pass
+    return time.perf_counter() - begin
+
 
 if __name__ == "__main__":
     main()

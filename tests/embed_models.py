@@ -416,19 +416,20 @@ def seven_b(
     vocabulary: bool = True,
     pooling: str | None = "last",
     layers: int = 28,
+    tokens: int = SEVEN_B_TOKENS,
 ) -> Path:
     """A file of 4.2 GB with the dimensions of Qwen2-7B: Q4_K, and Q6_K where llama.cpp's Q4_K_M has it; no output.weight.
 
     sparse: only norms, biases, the first rows of each matrix and the rows of the first WRITTEN_TOKENS tokens are
     written (70 MB on disk); the rest are holes, which are zeros. Otherwise a pool of random blocks is repeated.
     vocabulary: qwen2_sized(); if False the file has none, and llama.cpp cannot tokenize texts.
-    layers: with fewer layers the file is smaller.
+    layers, tokens: with fewer of them the file is smaller.
     """
     shape = replace(SEVEN_B, layers=layers)
     keys = _model_keys(shape, FAMILIES["qwen2"], pooling, causal=None)
-    keys |= qwen2_sized().keys() if vocabulary else _no_vocabulary(SEVEN_B_TOKENS)
+    keys |= qwen2_sized(tokens).keys() if vocabulary else _no_vocabulary(tokens)
     writer = _writer(path, keys, ())
-    sizes = _tensors(shape, FAMILIES["qwen2"], SEVEN_B_TOKENS)
+    sizes = _tensors(shape, FAMILIES["qwen2"], tokens)
     for name, size in sizes.items():
         kind = _seven_b_kind(name, size)
         length = _row_bytes(kind, size[-1]) * (size[0] if len(size) > 1 else 1)

@@ -125,23 +125,24 @@ def sentencepiece() -> Vocabulary:
     )
 
 
-def qwen2_sized() -> Vocabulary:
-    """As many tokens and merges as Qwen2, of about the same length; every token joins two earlier ones."""
+def qwen2_sized(tokens: int = QWEN2_TOKENS) -> Vocabulary:
+    """Tokens and merges of about the same length as Qwen2's, as many or fewer; every token joins two earlier ones."""
     letters = _byte_letters()
-    merges = tuple(islice(_generated_merges(), QWEN2_NORMAL - len(letters)))
+    count = min(tokens - 3, QWEN2_NORMAL)
+    merges = tuple(islice(_generated_merges(), count - len(letters)))
     special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     normal = (*letters, *(pair.replace(" ", "") for pair in merges))
-    unused = tuple(f"[PAD{number}]" for number in range(QWEN2_NORMAL + 3, QWEN2_TOKENS))
+    unused = tuple(f"[PAD{number}]" for number in range(count + 3, tokens))
     return Vocabulary(
         model="gpt2",
         pre="qwen2",
         tokens=(*normal, *special, *unused),
-        types=(NORMAL,) * QWEN2_NORMAL + (CONTROL,) * 3 + (UNUSED,) * len(unused),
+        types=(NORMAL,) * count + (CONTROL,) * 3 + (UNUSED,) * len(unused),
         merges=merges,
         extra_keys=(
-            ("bos_token_id", QWEN2_NORMAL),
-            ("eos_token_id", QWEN2_NORMAL + 2),
-            ("padding_token_id", QWEN2_NORMAL),
+            ("bos_token_id", count),
+            ("eos_token_id", count + 2),
+            ("padding_token_id", count),
             ("add_bos_token", False),
         ),
     )

@@ -113,6 +113,7 @@ class Request:
     reserve_bytes: int | None = None
     nodes: int | None = None
     prefer_accurate_kv: bool = False
+    keep_spare: bool = False  # do not spend spare memory on better weights or a longer context
     drafter: bool = True
     acceptance: float | None = None  # share of the drafted tokens that are accepted
     purpose: ModelPurpose | None = None  # None: chat

@@ -17,6 +17,7 @@ import pytest
 from tests.hub.hub_files import safetensors_header
 from tests.hub.raw_server import RawServer, Request, Script, Send, hub_script, response
 from tests.patience import PATIENCE_S
+from tests.projectors import png, write_projector
 from tests.runnable import write_chatting
 
 from edgekit.cli import main
@@ -98,6 +99,63 @@ def test_run_downloads_nothing_that_does_not_fit_or_is_not_allowed(
     assert (result, message in text.getvalue()) == (code, True)
     assert downloads(server) == []
     assert not list(hub_cache.glob("models--*/blobs/*"))
+
+
+# --- images
+
+
+@pytest.fixture
+def vision_hub(
+    raw_server: Callable[[Script], RawServer],
+    content: bytes,
+    hub_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> RawServer:
+    """A hub whose repositories have a model and its image projector, and serve ranges."""
+    projector = write_projector(tmp_path / "mmproj-F16.gguf", hidden=256).read_bytes()
+    (tmp_path / "photo.png").write_bytes(png())
+    files = {FILE: content, "mmproj-F16.gguf": projector}
+
+    def send_range(request: Request, send: Send) -> None:
+        body, status, headers = files[request.line.split()[1].rpartition("/")[2]], "200 OK", {}
+        if "range" in request.headers:
+            start, _, end = request.headers["range"].removeprefix("bytes=").partition("-")
+            first, last = int(start), min(int(end or len(body)), len(body) - 1)
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(body)}"
+            body, status = body[first : last + 1], "206 Partial Content"
+        send(response(status, {**headers, "Content-Length": str(len(body))}) + body)
+
+    result = raw_server(hub_script(files, send_range))
+    monkeypatch.setenv("HF_ENDPOINT", result.address)
+    return result
+
+
+@pytest.mark.parametrize("name", ["acme/raw:Q8_0", "gemma-3-4b:Q8_0"])
+def test_run_with_an_image_downloads_the_projector(
+    vision_hub: RawServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    pytest.importorskip("xllamacpp")
+    words = ("run", name, "-p", "What is this?", "-n", "2", "-q", "--yes")
+    assert main(words) == 0
+    assert got(vision_hub) == [FILE]
+    with_image = (*words, "--image", str(tmp_path / "photo.png"))
+    assert main(with_image) == 0, capsys.readouterr().err
+    assert got(vision_hub) == [FILE, "mmproj-F16.gguf"]  # the weights were not fetched again
+    before = len(vision_hub.requests)
+    assert main((*with_image, "--offline")) == 0
+    assert len(vision_hub.requests) == before
+
+
+def test_run_with_an_image_refuses_a_repository_without_a_projector(
+    server: RawServer, hub_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("xllamacpp")
+    (tmp_path / "photo.png").write_bytes(png())
+    words = ("run", "acme/raw:Q8_0", "-p", "a", "--image", str(tmp_path / "photo.png"))
+    assert main(words) == 2
+    assert "has no image projector" in capsys.readouterr().err
+    assert downloads(server) == []
 
 
 # --- names of the catalog

@@ -44,6 +44,7 @@ PAGES = [
         "docs/estimate.md",
         "docs/hardware.md",
         "docs/plan.md",
+        "docs/together.md",
     )
 ]
 EXAMPLES = [example for page in PAGES for example in EXAMPLE.findall(page)]
@@ -88,7 +89,7 @@ def test_setups_have_the_headlines_of_the_table(
 
 
 def test_number_of_examples_and_setups() -> None:
-    assert len(EXAMPLES) == 12
+    assert len(EXAMPLES) == 13
     assert len(SETUPS) == 20
 
 

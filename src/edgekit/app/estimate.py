@@ -253,6 +253,7 @@ def task_of(
         max_use=request.max_use,
         reserve_bytes=request.reserve_bytes,
         own_cache_only=request.prefer_accurate_kv,
+        keep_spare=request.keep_spare,
         nodes=request.nodes or 1,
         label=opened.label,
         repository=opened.repository,

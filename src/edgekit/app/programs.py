@@ -15,6 +15,7 @@ from edgekit.engines import (
     every_engine,
 )
 from edgekit.engines.discovery import in_parallel
+from edgekit.engines.protocol import ANSWER_S
 from edgekit.errors import EdgekitError, MissingExtraError, UsageError
 from edgekit.index.references import is_path
 from edgekit.machine.probes import detect
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from edgekit.request import Session
 
 
-LIST_S = 2.5  # a list is not worth a longer wait for a program that hangs
+LIST_S = 2.0  # a list is not worth a longer wait for a program that hangs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,11 @@ class ChosenProgram:
     serves: bool = False  # for `serve`, not for `run`
     note: str = ""  # what the choice costs: "this llama.cpp has no GPU support"
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether other models can be loaded next to this one: the program takes no more than the model needs."""
+        return not self.engine.chooses_repositories
+
     def on_machine(self, machine: Machine) -> Machine:
         """The machine, with only what the program can use of it."""
         return self.program.on_machine(machine, self.installation)
@@ -95,7 +101,7 @@ def choose_program(
         for program in programs:
             if (found := program.find()) is not None:
                 return _chosen(verb, target, program, found)
-    for installation in target.installations():
+    for installation in target.installations(ANSWER_S):
         if installation.program in names and not installation.problem:
             return _chosen(verb, target, target.program(verb, installation.program), installation)
     for program in programs:
@@ -108,7 +114,7 @@ def choose_program(
 def _installation_of(engine: Engine, program: EngineProgram) -> Installation:
     """The best installation of a program that was asked for. Raises MissingExtraError if there is none."""
     problem = ""
-    for installation in engine.installations():
+    for installation in engine.installations(ANSWER_S):
         if installation.program == program.name:
             if not installation.problem:
                 return installation

@@ -30,7 +30,7 @@ from edgekit.index.references import entry_named, is_path
 from edgekit.index.repositories import Form, original_repository, repositories_of
 from edgekit.index.types import ModelPurpose
 from edgekit.machine.probes import detect
-from edgekit.machine.types import MemoryLimit
+from edgekit.machine.types import Machine, MemoryLimit
 from edgekit.model import open_model
 from edgekit.request import Request, Session
 from edgekit.sources.download import LocalGguf, find_weights, local_files
@@ -147,13 +147,27 @@ def judge(
     return Judged(request=request, chosen=chosen, opened=opened, check=check, session=session)
 
 
+def machine_for(request: Request, chosen: ChosenProgram) -> Machine:
+    """The machine as it is now and as the program uses it, with --budget as a limit of its memory.
+
+    On a machine with GPUs the limit is for each of them, unless the program has only RAM.
+    """
+    machine, budget = chosen.on_machine(detect()), request.budget_bytes
+    if budget is None:
+        return machine
+    cards = tuple(
+        replace(device, free_bytes=min(device.free_bytes, budget)) for device in machine.devices
+    )
+    if cards and not chosen.program.has_budget and not any(card.unified for card in cards):
+        return replace(machine, devices=cards)
+    if machine.host is None:
+        return machine
+    limit = MemoryLimit(name="--budget", limit_bytes=budget, used_bytes=0)
+    return replace(machine, host=replace(machine.host, limits=(*machine.host.limits, limit)))
+
+
 def _on_this_machine(request: Request, job: Job | None, chosen: ChosenProgram) -> Request:
-    """The request for this machine as it is now and as the program uses it, with --budget as a limit of its memory."""
-    machine = chosen.on_machine(detect())
-    if request.budget_bytes is not None and machine.host is not None:
-        limit = MemoryLimit(name="--budget", limit_bytes=request.budget_bytes, used_bytes=0)
-        host = replace(machine.host, limits=(*machine.host.limits, limit))
-        machine = replace(machine, host=host)
+    machine = machine_for(request, chosen)
     return replace(request, machine=machine, job=None if request.context is not None else job)
 
 
@@ -497,6 +511,7 @@ def _start_engine(
         rolling=request.rolling,
         threads=request.threads,
         purpose=request.latency or Purpose.TEXT,
+        keep_spare=request.keep_spare,
         environment=visible_cards(result.way, chosen.engine.devices(result.machine)),
         address=address,
         recheck=judged.still_fits,

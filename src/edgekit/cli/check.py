@@ -152,16 +152,18 @@ def for_program(ready: tuple[Command, ...], program: str | None) -> tuple[Comman
     """The commands of the program that --for names; all if it is not given."""
     if program is None:
         return ready
-    plain = _plain(program)
+    plain = plain_name(program)
     commands = tuple(
-        command for command in ready if plain in {_plain(command.program), _plain(command.name)}
+        command
+        for command in ready
+        if plain in {plain_name(command.program), plain_name(command.name)}
     )
     if ready and not commands:
         here = dict.fromkeys(command.program for command in ready)
         hint = ""
         for engine in every_engine():
             is_another = not here.keys() <= set(engine.for_programs)
-            if is_another and plain in map(_plain, engine.for_programs):
+            if is_another and plain in map(plain_name, engine.for_programs):
                 hint = f", or add --engine {engine.name}"
                 break
         raise UsageError(
@@ -170,7 +172,7 @@ def for_program(ready: tuple[Command, ...], program: str | None) -> tuple[Comman
     return commands
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """'LM Studio' and 'lm-studio' are the same program: only letters and digits count."""
     return "".join(char for char in name.lower() if char.isalnum())
 

@@ -144,6 +144,47 @@ def add_compare(commands: Commands) -> None:
     add_engine_flags(parser, engine_names(), context_help=context, without=machine_keys())
 
 
+_TOGETHER_EXAMPLES = """
+Each model runs in an engine process of its own, so every bill counts in full. Without -c all of them get the same
+context, at least 16K. Name the models in the order in which you need them: if not all fit, the first ones stay.
+
+examples:
+  edgekit together qwen3-8b llama-3.1-8b --device "RTX 4090"
+  edgekit together qwen3-8b gemma-3-27b nomic-embed-text-v1.5 -c 32k,16k,2k --device "2x RTX 3090" --ram 64G
+  edgekit together qwen3-8b phi-4 gemma-3-12b --for llama-swap > config.yaml
+
+exit codes: 0 all fit, or a configuration was printed; 3 not all fit at the same time, 2 wrong usage or refused by the
+engine, 4 not found, no access or no network, 5 unreadable or unsupported
+"""
+
+
+def add_together(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "together",
+        run="together:run_together",
+        usage="edgekit together MODEL MODEL ... [-c N | -c N,N,...] [--device NAME] [--for PROGRAM] [options]",
+        description="Which of these models fit in the memory of this machine, or of another, at the same time, and "
+        "with which contexts? Shows what each one takes of every memory and the total; if not all fit, which ones do.",
+        epilog=MODEL_FORMS + _TOGETHER_EXAMPLES + ENVIRONMENT,
+        options={
+            "MODEL...": f"{ANY_MODEL}; two or more, the most important first",
+            **JSON,
+            "-c, --ctx-size, --context N": "context of every model: 16k; or of each, in order: 32k,8k (default: the "
+            "same for all, chosen to fit, from 16k up)",
+            "--for PROGRAM": "print a configuration instead: of llama-swap, or of llama-server-router",
+            **USERS,
+            **MIN_CONTEXT,
+            **MIN_SPEED,
+            **DEVICES,
+            **LIMITS,
+            **NETWORK,
+            **engine_row(engine_names()),
+        },
+    )
+    add_flags(parser, COMMON, "every engine", (QUANT,))
+
+
 _PLAN_EXAMPLES = """
 examples:
   edgekit plan qwen3-30b-a3b
@@ -346,7 +387,7 @@ def add_hardware(commands: Commands) -> None:
         usage="edgekit hardware [--device NAME] [--ram SIZE] [--vram SIZES] [--cpu NAME] [--measure] [--devices]"
         " [--json]",
         description="Shows the memory and GPUs of this machine, what limits and uses them, and how much llama.cpp, "
-        "vLLM and MLX may use: what is free, minus a reserve.",
+        "vLLM and MLX may use: what is free, minus a reserve. Lists the programs found here that run models.",
         epilog=DEVICE_FORMS + _HARDWARE_EXAMPLES,
         options={
             **JSON,
@@ -739,11 +780,11 @@ def add_serve(commands: Commands) -> None:
         commands,
         "serve",
         run="serve:run_serve",
-        usage="edgekit serve MODEL [--quant NAME] [--port N] [-c N] [--users N] [options]",
+        usage="edgekit serve MODEL [MODEL ...] [--quant NAME] [--port N] [-c N] [--users N] [options]",
         description=_SERVE_DESCRIPTION,
         epilog=MODEL_FORMS + _SERVE_EXAMPLES + "\n" + ENVIRONMENT,
         options={
-            "MODEL": "GGUF file, hub id or name",
+            "MODEL...": "GGUF file, hub id or name; several share the memory, and are swapped if it is too small",
             "--json": "print events as lines of JSON (docs/run.md)",
             "-q, --quiet": "print only the address, and why the server ended",
             "the server": {
@@ -757,6 +798,7 @@ def add_serve(commands: Commands) -> None:
                 "pause; on-failure:5 gives up after five times",
                 "--allow-host NAME...": "another name of this machine that clients may use (repeatable)",
                 "--allow-origin ORIGIN...": "a site whose pages may use the server: https://chat.example (repeatable)",
+                "--budget SIZE": "memory for all models together, of each GPU or of the RAM: 24G (default: all of it)",
                 "--no-gateway": "start the engine's own server alone: no checks of requests, hosts and origins",
             },
             **USERS,

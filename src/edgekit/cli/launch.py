@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -43,7 +42,7 @@ from edgekit.report.run import (
     written_text,
 )
 from edgekit.request import Request, Session
-from edgekit.sources.local import expand_home, is_here
+from edgekit.sources.local import absolute_reference, is_here
 from edgekit.sources.quants import split_quant
 from edgekit.units import format_download, parse_size
 
@@ -118,8 +117,8 @@ def read_request(
         request = replace(request.with_flags(engine, values), context=context)
     if arguments.sinks is not None and not arguments.rolling:
         raise UsageError("--sinks only works with a rolling context: add --rolling")
-    budget = getattr(arguments, "budget", None)  # only `run` has the flag
-    if budget is not None and not program.has_budget:
+    budget = arguments.budget
+    if budget is not None and verb == "run" and not program.has_budget:
         raise UsageError("--budget only works with the built-in engine: add --engine stream")
     start_flags = program.flags_for(
         RunOptions(
@@ -163,16 +162,19 @@ def quant_of(reference: str, quant: str | None) -> str | None:
     return quant if stated is None else None
 
 
-def download_limit(arguments: argparse.Namespace) -> Callable[[Download], bool] | None:
+def download_limit(
+    arguments: argparse.Namespace, names: Sequence[str]
+) -> Callable[[Download], bool] | None:
     """The function that allows downloads up to --download-up-to; None with --no-download.
 
     A catalog model is downloaded only with --yes or --download-up-to, or after a yes at the terminal.
     """
     if arguments.no_download:
         return None
-    name, text = arguments.model, arguments.download_up_to
+    text = arguments.download_up_to
     limit = None if text is None else read("--download-up-to", parse_size, text)
-    asks = index_match(name) is not None and not arguments.yes and limit is None
+    name = next((name for name in names if index_match(name) is not None), "")
+    asks = name and not arguments.yes and limit is None
 
     def confirm(download: Download) -> bool:
         if not asks:
@@ -219,13 +221,13 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
     new_tokens = max_tokens or DEFAULT_NEW_TOKENS
     notices = StderrNotices(quiet=arguments.quiet or arguments.json)
     try:
-        confirm = download_limit(arguments)
+        confirm = download_limit(arguments, [arguments.model])
         with open_session(
             arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
         ) as session:
             reference, request, chosen = read_request(arguments, "run", session)
             notices.show_choice(chosen)
-            transcript.model = absolute(reference)
+            transcript.model = absolute_reference(reference)
             if before and before != transcript.model:
                 notices.say(f"the last answer of this conversation was from {before}")
             run.check_tools(chosen, tools)
@@ -265,8 +267,3 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
         return refusal(error, as_json=arguments.json)
     except ReaderGoneError:
         return "", 0
-
-
-def absolute(reference: str) -> str:
-    """The reference of a file so that it is found from any folder; any other one as it is."""
-    return os.path.abspath(expand_home(reference)) if is_here(reference) else reference  # noqa: PTH100

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from edgekit.cli import warn
 from edgekit.cli.console import open_session, print_event, print_line
 from edgekit.cli.flags import SERVE_PORT, read_host, read_integer
 from edgekit.cli.launch import StderrNotices, download_limit, read_request, refusal
+from edgekit.cli.serve_several import serve_several
 from edgekit.engines.ports import LARGEST_PORT, check_port, is_loopback
 from edgekit.engines.process import ending_in_order, resident_of
 from edgekit.engines.program import Address, LocalWeights, RunningEngine
@@ -32,9 +32,10 @@ from edgekit.report.run import ended_json, ready_json, restarting_json
 from edgekit.server import needs_extra
 
 if TYPE_CHECKING:
-    from edgekit.app.programs import ChosenProgram
+    from edgekit.engines.request_rules import RequestLimits
     from edgekit.gateway.models import OneModel
     from edgekit.gateway.server import GatewayServer
+    from edgekit.gateway.types import GatewaySettings
 
 _RESTART = re.compile(r"(no)|on-failure(?::(\d{1,6}))?")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
@@ -47,18 +48,22 @@ def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
     address = _address(arguments)
     restarts = _restarts(arguments.restart)
     notices = StderrNotices(quiet=arguments.quiet or arguments.json)
+    if len(arguments.models) > 1:
+        if arguments.no_gateway or address.alias or arguments.restart:
+            raise UsageError(
+                "--no-gateway, --alias and --restart are for a single model: leave them out"
+            )
+        return serve_several(arguments, lambda: _settings(arguments, address), notices)
+    (arguments.model,) = arguments.models
     try:
-        confirm = download_limit(arguments)
+        confirm = download_limit(arguments, arguments.models)
         with open_session(
             arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
         ) as session:
             reference, request, chosen = read_request(arguments, "serve", session)
             notices.show_choice(chosen)
             judged, weights = run.fetch(reference, request, chosen, session)
-        with (
-            ending_in_order(),
-            _front(arguments, address, chosen, judged.check.bill.label) as front,
-        ):
+        with ending_in_order(), _front(arguments, address, judged, weights) as front:
             serving = _Serving(
                 judged=judged,
                 weights=weights,
@@ -109,6 +114,7 @@ class _Front:
     """The gateway, or the engine's own server."""
 
     engine_at: Address  # where the engine listens
+    limits: RequestLimits
     gateway: GatewayServer | None = None
     model: OneModel | None = None
     pid: int = 0
@@ -121,17 +127,10 @@ class _Front:
         self.pid = running.server.pid
         if self.gateway is None or self.model is None:
             return running.server.address
-        from edgekit.gateway.types import Upstream
 
-        if running.rules is None:
-            raise TypeError("nothing is known about requests to this engine")
-        self.model.upstream = Upstream(
-            address=running.server.address,
-            api_key=self.engine_at.api_key,
-            model=running.model,
-            window_tokens=running.generator.window_tokens,
-            rules=running.rules,
-        )
+        from edgekit.gateway.engines import upstream_of
+
+        self.model.upstream = upstream_of(running, self.limits, self.engine_at)
         self.problem = ""
         return self.gateway.address
 
@@ -147,10 +146,11 @@ class _Front:
 
 @contextmanager
 def _front(
-    arguments: argparse.Namespace, address: Address, chosen: ChosenProgram, label: str
+    arguments: argparse.Namespace, address: Address, judged: Judged, weights: LocalWeights
 ) -> Iterator[_Front]:
     """Starts the gateway, which answers 503 until the engine is ready."""
-    program = chosen.program
+    program = judged.chosen.program
+    limits = program.request_limits(judged.check.result, weights)
     needs_gateway = bool(
         arguments.allow_host
         or arguments.allow_origin
@@ -161,32 +161,37 @@ def _front(
             raise UsageError(
                 f"--no-gateway: {program.name} has no keys and no lists of hosts and origins of its own; leave it out"
             )
-        yield _Front(engine_at=address)
+        yield _Front(engine_at=address, limits=limits)
         return
     try:
         with needs_extra("serve", "the server"):
+            from edgekit.gateway.engines import engine_address
             from edgekit.gateway.models import OneModel
             from edgekit.gateway.server import GatewayServer
-            from edgekit.gateway.types import GatewaySettings
     except MissingExtraError as error:
         if needs_gateway:
             raise
         warn(f"requests, hosts and origins are not checked: {error}")
-        yield _Front(engine_at=address)
+        yield _Front(engine_at=address, limits=limits)
         return
-    key = secrets.token_urlsafe(24) if program.has_keys else None
-    alias = address.alias or label
-    front = _Front(engine_at=Address(host=_LOOPBACK, api_key=key, alias=alias))
-    front.model = OneModel(name=alias, problem=lambda: front.problem)
-    settings = GatewaySettings(
+    name = address.alias or judged.check.bill.label
+    front = _Front(engine_at=engine_address(program, name), limits=limits)
+    front.model = OneModel(name=name, problem=lambda: front.problem)
+    settings = _settings(arguments, address)
+    with GatewayServer(settings, front.model, memory_bytes=front.resident_bytes) as front.gateway:
+        yield front
+
+
+def _settings(arguments: argparse.Namespace, address: Address) -> GatewaySettings:
+    from edgekit.gateway.types import GatewaySettings
+
+    return GatewaySettings(
         host=address.host,
         port=address.port,
         api_keys=() if address.api_key is None else (address.api_key,),
         allowed_hosts=tuple(arguments.allow_host or ()),
         allowed_origins=tuple(arguments.allow_origin or ()),
     )
-    with GatewayServer(settings, front.model, memory_bytes=front.resident_bytes) as front.gateway:
-        yield front
 
 
 # --- the engine, until the end

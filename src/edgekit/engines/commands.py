@@ -43,6 +43,11 @@ class Command:
     text: str
     notes: tuple[str, ...] = ()  # what to know before pasting it
     where: str = ""  # of several machines: "on the first machine"
+    words: tuple[str, ...] = ()  # of a command, before it became one line for a shell
+    environment: Mapping[str, str] = field(default_factory=dict)
+    served_name: str | None = (
+        None  # of the model in requests, if this starts a server; "": any name will do
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +122,15 @@ class Startup:
             note = f"replace {PLACEHOLDER} with the repository on Hugging Face, or the folder with the files"
             notes = (*notes, note)
         text = shell_text(words, environment or {}, self.machine.system)
-        return Command(program=program, name=name, kind=COMMAND, text=text, notes=tuple(notes))
+        return Command(
+            program=program,
+            name=name,
+            kind=COMMAND,
+            text=text,
+            notes=tuple(notes),
+            words=tuple(words),
+            environment=environment or {},
+        )
 
 
 def shell_text(words: Sequence[str], environment: Mapping[str, str], system: System) -> str:

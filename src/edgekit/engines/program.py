@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edgekit.bill.spill import Purpose
     from edgekit.bill.types import Component, Load, MemoryEstimate, Setup, Verdict
     from edgekit.engines.chat import Prompt, TextGenerator
-    from edgekit.engines.request_rules import RequestRules
+    from edgekit.engines.request_rules import RequestLimits
     from edgekit.machine.types import EngineSpeed, Machine
     from edgekit.model import OpenModel
     from edgekit.model.types import Model
@@ -70,6 +70,7 @@ class EngineStart:
     rolling: bool = False
     threads: int | None = None
     purpose: Purpose
+    keep_spare: bool = False  # leave free memory to other models
     environment: Mapping[str, str] = field(default_factory=dict)
     address: Address
     recheck: Callable[[], None]  # raises if the model no longer fits; called just before loading
@@ -107,6 +108,10 @@ class Server(Protocol):
         """The memory of the process with its libraries, before anything was loaded."""
         ...
 
+    def poll(self) -> Ended | None:
+        """How it ended; None while it runs."""
+        ...
+
     def wait(self) -> Ended | None: ...
     def stop(self, why: str = "") -> Ended: ...
 
@@ -135,7 +140,6 @@ class RunningEngine:
     rows: tuple[ComparedRow, ...] = ()  # the bill compared with the engine's report, if it has one
     server: Server | None = None  # None: it does not serve HTTP
     model: str = ""  # the name that the server knows the model by
-    rules: RequestRules | None = None  # what the server may be asked
     guard: MemoryGuard | None = None
 
 
@@ -241,6 +245,9 @@ class EngineProgram(Protocol):
 
     def flags_for(self, options: RunOptions, installation: Installation, /) -> dict[str, Any]:
         """The engine's flags that follow from these options and from the installation."""
+
+    def request_limits(self, verdict: Verdict, weights: LocalWeights, /) -> RequestLimits:
+        """What requests to its server must keep to, so that it stays inside the bill."""
 
     def with_limits(self, verdict: Verdict, /) -> Setup:
         """The setup of the verdict, with limits so that memory that grows after the start fits in the free RAM."""

@@ -100,6 +100,7 @@ class Offload(NamedTuple):
     everything: bool = False  # no layer is on a device
 
 
+PRESET_FILE = "models.ini"
 MOST_IMAGE_TOKENS = 4096  # where nothing is known; most models scale a larger image down
 
 
@@ -592,6 +593,29 @@ class Engine:
     def commands(self, _startup: Startup, /) -> Iterable[Command]:
         """The commands that start it as it was checked, in order. Empty: only an estimate has a command."""
         return ()
+
+    @rule("placements")
+    def outside_bytes(self, _placement: Placement, /) -> int:
+        """What the process takes of each device in addition to `taken`."""
+        return 0
+
+    @rule("commands")
+    def least_shares(self, _verdict: Verdict, /) -> tuple[Mapping[str, Any], ...]:
+        """Flags with which an engine that takes a fixed share of a device takes little more than this load needs, the
+        smallest share first. Empty: it takes what it needs.
+        """
+        return ()
+
+    @rule("router")
+    def router_preset(
+        self, _commands: Mapping[str, Command], _most_at_once: int, /
+    ) -> tuple[str, tuple[str, ...]]:
+        """The presets of the engine's own router for these servers by name, and the words that start it with the
+        presets in PRESET_FILE. Raises UsageError.
+        """
+        raise UsageError(
+            f"{self.name} has no router that loads and unloads models: use --for llama-swap"
+        )
 
     @rule("commands")
     def taken(self, verdict: Verdict, /) -> MemoryEstimate:

@@ -85,6 +85,19 @@ class RequestRules:
         return next((endpoint for endpoint in self.endpoints if endpoint.path == path), None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """What a request to one model must keep to."""
+
+    rules: RequestRules = field(repr=False)
+    window_tokens: int  # of one request: prompt and answer
+
+    @property
+    def most_chars(self) -> int:
+        """Of the text in one request: more cannot fit into the window."""
+        return self.window_tokens * self.rules.chars_per_token + SPARE_CHARS
+
+
 COMPLETIONS = (
     Endpoint(path="/v1/chat/completions"),
     Endpoint(path="/v1/completions", prompts="prompt"),

@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 
 from edgekit.engines.program import Ended, Resident
 from edgekit.errors import NotFoundError, SourceError
+from edgekit.machine.gpu_memory import MemoryInRam
 from edgekit.machine.monitor import CRITICAL_BYTES, MemoryProbe
 from edgekit.machine.nvidia import find_nvidia, nvml_message
 from edgekit.machine.surroundings import Nvml, NvmlError, Surroundings
@@ -23,6 +24,10 @@ EVERY_S = 0.5
 # If unreclaimable memory exceeds this share of a limit and still rises, the engine is stopped.
 LIMIT_PERCENT = 95
 LITTLE_BYTES = 64 * MIB  # free memory of a GPU below which the next request may fail
+# Drivers keep buffers for transfers in RAM: those of a running engine change by a few MiB, and a bill without them is
+# at most this much too small. More is memory that did not fit on the card.
+SPILL_BYTES = 256 * MIB
+TRANSFER_BYTES = 512 * MIB
 
 _MAX_FAILED_PROBES = 2  # in a row: then a GPU counts as gone
 
@@ -34,6 +39,8 @@ class Launched(Protocol):
     def environment(self) -> Mapping[str, str]: ...
     @property
     def uses_nvidia(self) -> bool: ...
+    @property
+    def ram_bytes(self) -> int | None: ...
 
 
 class Watched(Protocol):
@@ -68,7 +75,9 @@ class Watch:
         warn: Callable[[str], None] = say_nothing,
         probes: Probes | None = None,
         every_s: float = EVERY_S,
+        is_ready: bool = False,
     ) -> None:
+        """`is_ready`: the engine has loaded its model, so the memory that GPUs' drivers keep in RAM should not grow."""
         self._reason = ""
         self._starved = False
         self._is_memory_short = False  # the reason to stop is a lack of memory
@@ -79,6 +88,8 @@ class Watch:
         self._warned: set[str] = set()
         self._used: dict[str, int] = {}  # bytes used of each limit at the last check, by its name
         self._failed_probes: dict[str, int] = {}  # failed probes in a row, by device
+        self._watches_spill = is_ready
+        self._usual_bytes: int | None = None  # of the engine's GPU memory in RAM, at the first look
         self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="edgekit-watch", daemon=True)
 
@@ -121,7 +132,7 @@ class Watch:
 
     def _reason_to_stop(self) -> str:
         """Why the engine must be stopped; empty if it can go on."""
-        for check in (self._files, self._system, self._limits, self._devices):
+        for check in (self._files, self._system, self._limits, self._devices, self._spill):
             try:
                 if why := check():
                     self._is_memory_short = check in {self._system, self._limits}
@@ -187,6 +198,31 @@ class Watch:
                 self._warn_once(f"{device.name} cannot be watched: {device.silent}")
             elif device.free_bytes is not None and device.free_bytes < LITTLE_BYTES:
                 self._warn_once(f"{device.name} has less than {format_bytes(LITTLE_BYTES)} left")
+        return ""
+
+    def _spill(self) -> str:
+        """Warns once of memory that the driver moved from a full card to RAM; never stops the engine.
+
+        What the bill puts into RAM may be in the driver's buffers. If more is there at the first look than those
+        could be, it has not fitted from the beginning.
+        """
+        if not self._watches_spill:
+            return ""
+        in_ram_bytes = self._probes.gpu_bytes_in_ram(self._engine.pid)
+        if in_ram_bytes is None:
+            return ""
+        if self._usual_bytes is None:
+            self._usual_bytes = in_ram_bytes
+        planned_bytes, usual_bytes = self._engine.server.ram_bytes, self._usual_bytes
+        if planned_bytes is not None:
+            usual_bytes = max(min(usual_bytes, planned_bytes + TRANSFER_BYTES), planned_bytes)
+        spilled_bytes = in_ram_bytes - usual_bytes
+        if spilled_bytes > SPILL_BYTES:
+            self._watches_spill = False
+            self._warn(
+                f"the model no longer fits on the GPU: {format_bytes(spilled_bytes)} of it is in RAM, which is much "
+                "slower; use a shorter context (llama.cpp: -c) or fewer layers on the GPU (-ngl)"
+            )
         return ""
 
     def _memory_text(self) -> str:
@@ -285,6 +321,10 @@ class ProbedDevice:
     silent: str = ""
 
 
+def _unknown(_pid: int) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probes:
     """How the memory limits, free memory and GPUs of an engine's process are read."""
@@ -292,6 +332,8 @@ class Probes:
     limits: Callable[[int], tuple[MemoryLimit, ...]]
     available_bytes: Callable[[], int]
     devices: Callable[[], tuple[ProbedDevice, ...]]  # those that hold layers
+    # of the engine's memory, what GPUs' drivers keep in RAM; None: unknown, or the GPU shares the RAM
+    gpu_bytes_in_ram: Callable[[int], int | None] = _unknown
 
 
 def probes_of(launch: Launched, here: Surroundings | None = None) -> Probes:
@@ -305,6 +347,7 @@ def probes_of(launch: Launched, here: Surroundings | None = None) -> Probes:
         limits=memory.limits,
         available_bytes=memory.available_bytes,
         devices=NvidiaProbe(visible).look if launch.uses_nvidia else tuple,
+        gpu_bytes_in_ram=MemoryInRam(here).look,
     )
 
 

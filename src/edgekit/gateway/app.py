@@ -53,6 +53,7 @@ def create_gateway(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with make_client() as client:
             clients.append(client)
+            await models.begin()
             yield
 
     async def health(_: Request) -> Response:

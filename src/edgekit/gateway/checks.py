@@ -11,12 +11,12 @@ from edgekit.engines.request_rules import (
     ImageLimit,
     ListLimit,
     NumberLimit,
+    RequestLimits,
 )
 from edgekit.errors import quoted
 from edgekit.gateway.errors import refused_field
 from edgekit.gateway.grammars import GrammarError, gbnf_size, pattern_size
 from edgekit.gateway.images import ImageError, pixels_in
-from edgekit.gateway.types import RequestLimits
 
 # Parts of a message; any other type would be fetched, decoded or unpickled by some engine.
 _TEXT_PARTS = frozenset(

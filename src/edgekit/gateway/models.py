@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from edgekit.engines.request_rules import RequestLimits
 from edgekit.gateway.errors import unavailable
-from edgekit.gateway.types import RequestLimits, ServedModel, Upstream
+from edgekit.gateway.types import ServedModel, Upstream
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,6 +20,9 @@ class OneModel:
     upstream: Upstream | None = None  # None: it has not been ready yet
     problem: Callable[[], str] = field(default=str)  # why the engine cannot answer now; "": it can
     created_s: int = field(default_factory=lambda: int(time.time()))
+
+    async def begin(self) -> None:
+        pass
 
     def listed(self) -> tuple[ServedModel, ...]:
         problem = self._why_not()

@@ -14,14 +14,15 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeVar
 
+from edgekit.engines.request_rules import RequestLimits
 from edgekit.errors import EngineError, UsageError, one_line
 from edgekit.gateway.errors import GatewayError, unavailable, unknown_model
-from edgekit.gateway.types import RequestLimits, ServedModel, Upstream
+from edgekit.gateway.types import ServedModel, Upstream
 from edgekit.units import format_bytes
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a model that failed is started again
@@ -59,10 +60,11 @@ class ModelEntry:
     """A model that can be loaded."""
 
     name: str
-    size_bytes: int  # of its bill
+    sizes: tuple[int, ...]  # of its bill, in bytes of each memory
     start: Callable[[], LoadedModel] = field(repr=False)  # blocks until it can answer
     limits: RequestLimits
     created_s: int = 0
+    preload: bool = False  # load it at once, not with its first request
 
 
 class _State(Enum):
@@ -85,10 +87,6 @@ class _Model:
     failures: int = 0  # one after another
     problem: str = ""  # of the last start, or how the engine died
     retry_s: float = 0.0  # not started before
-
-    @property
-    def size_bytes(self) -> int:
-        return self.entry.size_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -128,22 +126,23 @@ class SwappingModels:
     def __init__(
         self,
         entries: Sequence[ModelEntry],
-        budget_bytes: int,
+        budget: Sequence[int],
         *,
         clock: Callable[[], float] = time.monotonic,
         in_thread: InThread = in_thread,
     ) -> None:
-        """UsageError if a model can never be loaded, or two have the same name."""
+        """`budget`: bytes of each memory. UsageError if a model can never be loaded, or two have the same name."""
         self._models = {entry.name: _Model(entry) for entry in entries}
         if len(self._models) < len(entries):
             raise UsageError("two models have the same name: give each its own")
         for entry in entries:
-            if entry.size_bytes > budget_bytes:
-                raise UsageError(
-                    f"{entry.name} needs {format_bytes(entry.size_bytes)}, more than the budget of"
-                    f" {format_bytes(budget_bytes)} for all models: leave it out, or give it a shorter context"
-                )
-        self._budget_bytes, self._clock, self._in_thread = budget_bytes, clock, in_thread
+            for size, limit in zip(entry.sizes, budget, strict=True):
+                if size > limit:
+                    raise UsageError(
+                        f"{entry.name} needs {format_bytes(size)}, more than the budget of {format_bytes(limit)} for"
+                        " all models: leave it out, or give it a shorter context"
+                    )
+        self._budget, self._clock, self._in_thread = tuple(budget), clock, in_thread
         self._line: list[_Waiting] = []
         self._requests = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -152,6 +151,17 @@ class SwappingModels:
         self._lock = threading.Lock()  # guards the two above
 
     # --- what the gateway asks
+
+    async def begin(self) -> None:
+        """Loads what is to be loaded at once, one after another."""
+        self._spawn(self._preload())
+
+    async def _preload(self) -> None:
+        for model in self._models.values():
+            if model.entry.preload:
+                with suppress(GatewayError):  # the reason is in `listed`
+                    async with self.using(model.entry.name):
+                        pass
 
     def listed(self) -> tuple[ServedModel, ...]:
         return tuple(
@@ -272,12 +282,12 @@ class SwappingModels:
 
     def _fits(self, victims: set[_Model], *models: _Model) -> bool:
         """Whether the models fit next to those that stay."""
-        return self._bytes(self._kept(victims)) + self._bytes(models) <= self._budget_bytes
+        return self._is_within((*self._kept(victims), *models))
 
     def _is_free_for(self, model: _Model) -> bool:
         """Whether it fits next to everything that has memory now, or will soon."""
         held = [other for other in self._models.values() if other.state is not _State.UNLOADED]
-        return self._bytes((*held, model)) <= self._budget_bytes
+        return self._is_within((*held, model))
 
     def _kept(self, victims: set[_Model]) -> list[_Model]:
         """The models that stay, with those that are being started."""
@@ -288,9 +298,12 @@ class SwappingModels:
             if model.state in states and model not in victims
         ]
 
-    @staticmethod
-    def _bytes(models: Sequence[_Model]) -> int:
-        return sum(model.size_bytes for model in models)
+    def _is_within(self, models: Sequence[_Model]) -> bool:
+        """Whether the models together are within the budget of every memory."""
+        return all(
+            sum(model.entry.sizes[memory] for model in models) <= limit
+            for memory, limit in enumerate(self._budget)
+        )
 
     def _serve(self, waiting: _Waiting) -> None:
         model = waiting.model

@@ -7,24 +7,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from edgekit.engines.request_rules import SPARE_CHARS, RequestRules
+from edgekit.engines.request_rules import RequestLimits, RequestRules
 from edgekit.server.clients import CONNECTIONS_EACH, MAX_CONNECTIONS
 from edgekit.units import MIB
 
 DEFAULT_PORT = 8080
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    """What a request to one model must keep to."""
-
-    rules: RequestRules = field(repr=False)
-    window_tokens: int  # of one request: prompt and answer
-
-    @property
-    def most_chars(self) -> int:
-        """Of the text in one request: more cannot fit into the window."""
-        return self.window_tokens * self.rules.chars_per_token + SPARE_CHARS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +42,9 @@ class ServedModel:
 
 class Models(Protocol):
     """The models behind the gateway. Used from the gateway's event loop only."""
+
+    async def begin(self) -> None:
+        """Called once, when the gateway starts. Does not wait for models."""
 
     def listed(self) -> Sequence[ServedModel]: ...
 

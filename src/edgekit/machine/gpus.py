@@ -109,6 +109,22 @@ def _unusable_note(root: Path, card: DrmCard, name: str) -> str:
     return ""
 
 
+def dedicated_slots(surroundings: Surroundings) -> frozenset[str]:
+    """The PCI slots of AMD's and Intel's cards that have memory of their own."""
+    cards = {
+        card.slot: device
+        for vendor, name_of, device_of in (
+            (_AMD_PCI_VENDOR, _amd_name, _amd_device),
+            (_INTEL_PCI_VENDOR, _intel_name, _intel_device),
+        )
+        for card in _drm_cards(surroundings.root, vendor)
+        if (device := device_of(surroundings, card, name_of(surroundings, card))) is not None
+    }
+    return frozenset(
+        slot for slot, device in cards.items() if not (device.unified or device.integrated)
+    )
+
+
 # -- AMD -----------------------------------------------------------------------------------------
 # https://docs.kernel.org/gpu/amdgpu/driver-misc.html#gpu-memory-usage-information
 

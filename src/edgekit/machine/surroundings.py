@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgekit.machine.calibration import Stored, read_calibration
+from edgekit.machine.pdh import ProcessMemory, gpu_process_memory
 from edgekit.machine.types import Device, HostMemory, System, this_system
 from edgekit.units import LARGEST
 
@@ -123,6 +124,7 @@ class Surroundings:
     firmware_table: Callable[[], bytes | None] = _firmware_table
     processor_feature: Callable[[int], bool] = _processor_feature
     processor_brand: Callable[[], str] = _processor_brand
+    gpu_process_memory: Callable[[], Mapping[str, ProcessMemory]] = gpu_process_memory
     calibration: Callable[[], Stored] = read_calibration
     deadline_s: float = 3.0  # for a driver to answer; a healthy one takes about 0.1 s
 

@@ -322,9 +322,11 @@ class _Search:
         """The candidate with better weights and then a longer context, while it has memory and speed to spare.
 
         Weights that were reduced to fit stay as they are. If part of the model is in RAM, the candidate does not
-        change: spare device memory would have to go to that part first.
+        change: spare device memory would have to go to that part first, and so would RAM to weights that are streamed.
         """
-        if candidate.step > FEWER_BITS and candidate.fitting.placement.cards:
+        placement = candidate.fitting.placement
+        is_partly_in_ram = candidate.step > FEWER_BITS and placement.cards
+        if is_partly_in_ram or placement.may_fill or self.task.keep_spare:
             return candidate
         if candidate.step < FEWER_BITS and _has_spare(candidate):
             for variant in better:

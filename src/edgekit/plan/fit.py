@@ -496,16 +496,18 @@ def placements_of(task: Task) -> Iterator[Placement]:
         if task.reserve_bytes is None:
             yield placement
             continue
-        budgets = tuple(
-            replace(
-                budget,
-                reserve_bytes=task.reserve_bytes,
-                because="set with --reserve",
-                has_default_reserve=False,
-            )
-            for budget in placement.budgets
-        )
-        yield replace(placement, budgets=budgets)
+        budgets = (with_reserve(budget, task.reserve_bytes) for budget in placement.budgets)
+        yield replace(placement, budgets=tuple(budgets))
+
+
+def with_reserve(budget: Budget, reserve_bytes: int) -> Budget:
+    """The budget with the reserve that the user set."""
+    return replace(
+        budget,
+        reserve_bytes=reserve_bytes,
+        because="set with --reserve",
+        has_default_reserve=False,
+    )
 
 
 FEW_RUNGS = 8  # shorter ladders are tried rung by rung

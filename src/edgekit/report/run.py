@@ -27,6 +27,7 @@ from edgekit.units import format_bytes
 if TYPE_CHECKING:  # for the types only: `calibrate --list` measures nothing
     from edgekit.app.calibrate import Calibrated, Remembered
     from edgekit.app.check import Check
+    from edgekit.app.together import Together
 
 _BOUNDS = (
     "Bounds: weights, caches and output must match to the precision of the engine's log; compute within 10 %, or 4 MiB "
@@ -110,6 +111,34 @@ def ready_json(check: Check, running: RunningEngine, server: Server, address: st
         "reported": [row_json(row) for row in running.rows],
         "within": all(row.within for row in running.rows),
     }
+
+
+def several_json(together: Together, address: str, names: Sequence[str]) -> Json:
+    """The line with the address that clients connect to, and the models that share the memory."""
+    models = [
+        {
+            "name": name,
+            "context_tokens": member.context_tokens,
+            "stays_loaded": member.fits_with_others,
+            "bytes": list(member.bytes_by_memory),
+        }
+        for name, member in zip(names, together.members, strict=True)
+    ]
+    return {
+        "event": "ready",
+        "schema": SCHEMA,
+        "address": address,
+        "openai_base_url": f"{address}/v1",
+        "memories": [
+            {"name": use.budget.name, "available_bytes": use.budget.available_bytes}
+            for use in together.uses
+        ],
+        "models": models,
+    }
+
+
+def several_ended_json() -> Json:
+    return {"event": "ended", "schema": SCHEMA, "why": "stopped on request"}
 
 
 def restarting_json(why: str, wait_s: float) -> Json:

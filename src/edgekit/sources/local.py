@@ -157,6 +157,12 @@ def is_here(name: str, *, absolute_only: bool = False) -> bool:
     return (not absolute_only or Path(name).is_absolute()) and os.path.lexists(expand_home(name))
 
 
+def absolute_reference(reference: str) -> str:
+    """The path of a file or folder so that it is found from any folder; any other reference as it is."""
+    path = expand_home(reference)
+    return os.path.abspath(path) if os.path.lexists(path) else reference  # noqa: PTH100
+
+
 def expand_home(path: str) -> Path:
     """The path with "~" and "~user" replaced; unchanged if there is no such user."""
     try:

@@ -141,7 +141,7 @@ def test_flag_of_other_commands_is_an_error_that_names_them(
     usage, message = usage_error(capsys, "run", MODEL, "--ram", "8G")
     assert usage.startswith("usage: edgekit run MODEL")
     assert message == (
-        "edgekit run: error: run has no flag --ram; it is a flag of recommend, search, plan, check, compare, hardware"
+        "edgekit run: error: run has no flag --ram; it is a flag of recommend, search, plan, check, together, compare, hardware"
     )
 
 

@@ -140,9 +140,21 @@ def test_ollama_with_its_server_is_listed_under_llamacpp(tmp_path: Path) -> None
     with answering_server(http(b'{"version": "0.12.3"}')) as address:
         environment = {"PATH": str(tmp_path / "bin"), "OLLAMA_HOST": address}
         here = machine(tmp_path / "root", environment=environment)
+        found = [item for item in installations(PATIENCE_S, here) if item.program == "ollama"]
+    assert [(item.origin, item.path, item.problem) for item in found] == [
+        ("PATH", str(tmp_path / "bin" / "ollama"), ""),
+        ("running server", f"http://{address}", "it keeps the settings that it was started with"),
+    ]
+    assert {(item.version, item.backends) for item in found} == {
+        ("0.12.3", ("CUDA", "Vulkan", "CPU"))
+    }
+
+
+def test_server_of_an_ollama_that_is_elsewhere_cannot_be_started(tmp_path: Path) -> None:
+    with answering_server(http(b'{"version": "0.12.3"}')) as address:
+        here = machine(tmp_path, environment={"OLLAMA_HOST": address})
         (found,) = (item for item in installations(PATIENCE_S, here) if item.program == "ollama")
-    assert (found.origin, found.path) == ("running server", f"http://{address}")
-    assert (found.version, found.backends) == ("0.12.3", ("CUDA", "Vulkan", "CPU"))
+    assert found.problem == "its program is not on this machine's PATH"
 
 
 def test_library_folders_of_the_macos_app_are_next_to_the_program(tmp_path: Path) -> None:

@@ -57,11 +57,12 @@ def mismatch(engine: Engine, name: str) -> str:
 
 
 MODULES = {
-    "asked", "choices", "commands", "companions", "estimate", "installed", "placements", "setups", "speed",
+    "asked", "choices", "commands", "companions", "estimate", "installed", "placements", "router", "rules", "setups",
+    "speed",
 }  # fmt: skip
 
 
-def test_rules_belong_to_nine_modules() -> None:
+def test_rules_belong_to_eleven_modules() -> None:
     assert len(RULES) > 40
     assert {rule.module for rule in RULES.values()} == MODULES
 

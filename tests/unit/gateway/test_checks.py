@@ -11,11 +11,10 @@ from tests.unit.gateway.test_images import file_of, url_of
 
 from edgekit.engines.llamacpp.run import request_rules as llamacpp
 from edgekit.engines.mlx import request_rules as mlx
-from edgekit.engines.request_rules import RequestRules
+from edgekit.engines.request_rules import RequestLimits, RequestRules
 from edgekit.engines.vllm import request_rules as vllm
 from edgekit.gateway.checks import check_request
 from edgekit.gateway.errors import GatewayError
-from edgekit.gateway.types import RequestLimits
 
 WINDOW = 4096
 LLAMACPP = llamacpp.request_rules(window_tokens=WINDOW, slots=2, reads_images=False)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.gateways import CHAT, RULES, ask, gateway, upstream_at
 from tests.patience import PATIENCE_S
 
+from edgekit.engines.request_rules import RequestLimits
 from edgekit.errors import EngineError, UsageError
 from edgekit.gateway.errors import GatewayError
 from edgekit.gateway.swap import (
@@ -28,7 +29,6 @@ from edgekit.gateway.swap import (
     SwappingModels,
     in_thread,
 )
-from edgekit.gateway.types import RequestLimits
 
 Result = TypeVar("Result")
 LIMITS = RequestLimits(rules=RULES, window_tokens=1000)
@@ -78,11 +78,11 @@ class World:
         self.log: list[str] = []
         self.most_bytes = 0
         entries = [
-            ModelEntry(name=name, size_bytes=size, start=self._starter(name), limits=LIMITS)
+            ModelEntry(name=name, sizes=(size,), start=self._starter(name), limits=LIMITS)
             for name, size in sizes.items()
         ]
         self.models = SwappingModels(
-            entries, budget, clock=lambda: self.now_s, in_thread=self.in_thread
+            entries, (budget,), clock=lambda: self.now_s, in_thread=self.in_thread
         )
 
     @property
@@ -536,10 +536,10 @@ def _fail() -> None:
 @contextmanager
 def swapping(start: Callable[[str], LoadedModel]) -> Iterator[SwappingModels]:
     entries = [
-        ModelEntry(name=name, size_bytes=6, start=lambda name=name: start(name), limits=LIMITS)  # type: ignore[misc] # a default
+        ModelEntry(name=name, sizes=(6,), start=lambda name=name: start(name), limits=LIMITS)  # type: ignore[misc] # a default
         for name in "ab"
     ]
-    models = SwappingModels(entries, 10)
+    models = SwappingModels(entries, (10,))
     try:
         yield models
     finally:

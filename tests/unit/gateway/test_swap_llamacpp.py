@@ -15,8 +15,9 @@ from tests.runtime_engines import launch_of, small_model
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.run.engine import EngineProcess, start
 from edgekit.engines.llamacpp.run.request_rules import request_rules
+from edgekit.engines.request_rules import RequestLimits
 from edgekit.gateway.swap import LoadedModel, ModelEntry, SwappingModels
-from edgekit.gateway.types import RequestLimits, Upstream
+from edgekit.gateway.types import Upstream
 from edgekit.units import MIB
 
 pytest.importorskip("xllamacpp")
@@ -60,7 +61,7 @@ class Started:
             return LoadedModel(upstream=upstream, handle=Handle(process))
 
         limits = RequestLimits(rules=RULES, window_tokens=WINDOW)
-        return ModelEntry(name=name, size_bytes=size_bytes, start=start_model, limits=limits)
+        return ModelEntry(name=name, sizes=(size_bytes,), start=start_model, limits=limits)
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def client(started: Started, tmp_path: Path) -> Iterator[OpenAI]:
     missing = tmp_path / "missing.gguf"
     paths = {"one": model, "two": model, "broken": missing}
     entries = [started.entry(name, path, 60 * MIB) for name, path in paths.items()]
-    models = SwappingModels(entries, 100 * MIB)
+    models = SwappingModels(entries, (100 * MIB,))
     with gateway(models) as address, OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client:  # fmt: skip
         yield client
     models.close()

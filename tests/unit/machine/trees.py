@@ -53,6 +53,7 @@ def machine(
         firmware_table=lambda: None,
         processor_feature=lambda _number: False,
         processor_brand=lambda: "",
+        gpu_process_memory=dict,
     )
     return surroundings if answers is None else replace(surroundings, nvml=lambda: replay(answers))
 

@@ -222,7 +222,7 @@ def test_judge_prefers_a_long_context_to_keeping_all_weights() -> None:
     ("mebibytes", "step", "tokens", "cache"),
     [
         (512, 7, range(512, 16_384), "f16"),
-        (1024, 6, (20_480,), "q8_0"),
+        (1024, 6, (16_384,), "q8_0"),
         (3072, 6, (32_768,), "f16"),
     ],
 )

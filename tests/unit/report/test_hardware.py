@@ -173,9 +173,9 @@ def test_hardware_text_names_only_the_five_largest_processes() -> None:
 PROGRAM_LINES = """\
 Programs llama-server 0.6.0-dev (b11549), CUDA, Vulkan and CPU, finds CUDA0: RTX 4090, billed as
            0.6.0-dev (b11549); PATH: /usr/bin/llama-server
-         llama-fit-params b9294; PATH; answers `verify`
-         ollama 0.12.3; running server: http://127.0.0.1:11434; not started by EdgeKit: plan MODEL
-           --for ollama prints its command
+         llama-fit-params b9294; PATH; answers `verify` and --ask-engine
+         ollama 0.12.3; running server: http://127.0.0.1:11434; cannot be started: it keeps the
+           settings that it was started with
          vllm; PATH; cannot be started: it does not answer within 2.5 s
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, MemoryLine
@@ -28,7 +28,7 @@ from edgekit.engines.llamacpp.run.verification import (
     ask_engine,
     dry_memory,
 )
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LoadFacts
 from edgekit.engines.program import (
     NOTHING,
     EngineReport,
@@ -49,6 +49,19 @@ _SWITCHES = {
     "disabled": False,
     "enabled": True,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Resolved:
+    """What llama.cpp logs of the load that it resolved, by its own names."""
+
+    n_ctx: int = 0
+    n_ctx_seq: int = 0
+    n_seq_max: int = 0
+    n_batch: int = 0
+    n_ubatch: int = 0
+    kv_unified: bool = False
+    flash_attn: bool = False
 
 
 def ask(
@@ -213,18 +226,24 @@ def _facts(
         return tuple(
             (name, value if read.get(name) is None else read[name]) for name, value in own.facts
         )
-    sequences = read.get("n_seq_max") or load.sequences or 1
-    streams = 1 if read.get("kv_unified") else sequences
-    tokens = read.get("n_ctx") or load.context_tokens or 0
-    return (
-        ("n_ctx", tokens),
-        ("n_ctx_seq", read.get("n_ctx_seq") or tokens // streams),
-        ("n_seq_max", sequences),
-        ("n_batch", read.get("n_batch") or 0),
-        ("n_ubatch", read.get("n_ubatch") or 0),
-        ("n_outputs_max", sequences),
-        ("flash_attn", bool(read.get("flash_attn"))),
-        ("kv_cells", tokens // streams),
-        ("kv_swa_cells", 0),
-        ("kv_streams", streams),
+    known = (field.name for field in fields(_Resolved))
+    load_facts = _Resolved(**{name: read[name] for name in known if read.get(name) is not None})
+    sequences = load_facts.n_seq_max or load.sequences or 1
+    tokens = load_facts.n_ctx or load.context_tokens or 0
+    streams = 1 if load_facts.kv_unified else sequences
+    return tuple(
+        asdict(
+            LoadFacts(
+                n_ctx=tokens,
+                n_ctx_seq=load_facts.n_ctx_seq or tokens // streams,
+                n_seq_max=sequences,
+                n_batch=load_facts.n_batch,
+                n_ubatch=load_facts.n_ubatch,
+                n_outputs_max=sequences,
+                flash_attn=load_facts.flash_attn,
+                kv_cells=tokens // streams,
+                kv_swa_cells=0,
+                kv_streams=streams,
+            )
+        ).items()
     )

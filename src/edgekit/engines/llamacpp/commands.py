@@ -101,7 +101,10 @@ def commands(startup: Startup) -> Iterator[Command]:
         server_notes.append(
             f"replace {PLACEHOLDER_DRAFT} with the file of {startup.given['draft_model']}"
         )
-    yield startup.command("llama-server", "llama-server", server, startup.environment, server_notes)
+    serve = startup.command(
+        "llama-server", "llama-server", server, startup.environment, server_notes
+    )
+    yield replace(serve, served_name="")
     if not setup.embeddings:  # llama-cli does not return them
         cli_flags = flags | {"context": startup.context_tokens, "parallel": 1, "unified": None}
         words = ["llama-cli", *model_words, *command_words(cli_flags, setup.rules)]
@@ -133,6 +136,8 @@ def unplaced_commands(label: str, mix: str, verdict: Verdict) -> tuple[Command, 
             kind=COMMAND,
             text=shell_text(text, {}, verdict.machine.system),
             notes=why,
+            words=tuple(text),
+            served_name="" if program == "llama-server" else None,
         )
         for (program, name, why), text in texts.items()
     )

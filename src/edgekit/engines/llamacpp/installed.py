@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
@@ -124,16 +125,17 @@ def _server(found: FoundProgram, timeout_s: float) -> Iterator[Installation]:
     )
     shown = _read_version(version.text)
     devices = read_devices(listed.text)
+    problem = version.problem or shown.problem or listed.problem
     yield Installation(
         program=SERVER_NAME,
         origin=found.origin,
         path=path,
         version=shown.version,
         build=shown.build,
-        backends=_backends(devices, _folders_of(found.path), listed.text),
+        backends=() if problem else _backends(devices, _folders_of(found.path), listed.text),
         devices=devices,
         rules_version=shown.rules_version,
-        problem=version.problem or shown.problem or listed.problem,
+        problem=problem,
     )
 
 
@@ -144,15 +146,16 @@ def _fit_tool(found: FoundProgram, timeout_s: float) -> Iterator[Installation]:
         [path, "--version"], timeout_s=timeout_s, environment=child_environment({})
     )
     shown = _read_version(version.text)
+    problem = version.problem or shown.problem
     yield Installation(
         program=FIT_TOOL_NAME,
         origin=found.origin,
         path=path,
         version=shown.version,
         build=shown.build,
-        backends=_backends((), _folders_of(found.path)),
+        backends=() if problem else _backends((), _folders_of(found.path)),
         rules_version=shown.rules_version,
-        problem=version.problem or shown.problem,
+        problem=problem,
     )
 
 
@@ -283,20 +286,30 @@ def _ask_wheel(timeout_s: float) -> tuple[str, tuple[str, ...], str]:
 
 
 def _ollama(here: Surroundings, timeout_s: float) -> Iterator[Installation]:
-    """Ollama, which has a llama.cpp of its own that only it can start with its GPU libraries."""
+    """Ollama's program, of which EdgeKit starts a server of its own, and the server that runs already."""
     found = ollama.find_ollama_program(here, timeout_s=timeout_s)
     if found is None:
         return
-    path = "" if found.program is None else str(found.program.path)
-    yield Installation(
+    listed = Installation(
         program="ollama",
-        origin="running server" if found.server else found.program.origin if found.program else "",
-        path=found.server.address if found.server else path,
+        origin="running server",
+        path="",
         version=found.version,
         backends=_backends((), found.library_folders) if found.library_folders else (),
         rules_version=version_name(*default_version()),
-        problem=found.problem,
     )
+    if found.program is not None:
+        yield replace(
+            listed,
+            origin=found.program.origin,
+            path=str(found.program.path),
+            problem=found.problem,
+        )
+    if found.server is not None:
+        problem = "it keeps the settings that it was started with"
+        if found.program is None:
+            problem = "its program is not on this machine's PATH"
+        yield replace(listed, path=found.server.address, problem=problem)
 
 
 def _lm_studio() -> Iterator[Installation]:

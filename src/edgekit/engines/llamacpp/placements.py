@@ -425,6 +425,8 @@ def pinned(model: Model, placement: Placement) -> Placement:
     for pool in (*placed.blocks, placed.output):
         if pool.kind is PoolKind.DEVICE:
             counts[pool.index] += 1
+    if not any(counts):  # the cards only compute, or hold no whole layer: there is nothing to split
+        return placement
     setup = replace(setup, tensor_split=tuple(counts))
     return replace(placement, setup=setup, may_resplit=False)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edgekit.bill.types import MemoryEstimate, Verdict
@@ -107,7 +108,8 @@ def _server(startup: Startup, model: str) -> Command:
     note = (
         f"accepts requests of any length; planned for up to {length} tokens each, prompt and answer"
     )
-    return startup.command(PROGRAM, "mlx_lm.server", words, notes=[note])
+    serve = startup.command(PROGRAM, "mlx_lm.server", words, notes=[note])
+    return replace(serve, served_name=model)
 
 
 def server_words(setup: MlxSetup, model: str, *, sequences: int, cache_bytes: int) -> list[str]:

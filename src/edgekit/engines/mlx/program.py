@@ -34,10 +34,12 @@ from edgekit.engines.program import (
     ComparedRow,
     EngineStart,
     Installation,
+    LocalWeights,
     MeasuredBytes,
     RunningEngine,
     RunOptions,
 )
+from edgekit.engines.request_rules import RequestLimits
 from edgekit.errors import UsageError
 from edgekit.machine.types import Device, Machine, System, Vendor
 from edgekit.units import GIB, KIB, MIB
@@ -107,6 +109,10 @@ class MlxProgram:
             raise UsageError("mlx-lm chooses its number of threads itself: leave out --threads")
         return {}
 
+    def request_limits(self, verdict: Verdict, _weights: LocalWeights) -> RequestLimits:
+        window = verdict.load.context_tokens or 0
+        return RequestLimits(rules=request_rules(window_tokens=window), window_tokens=window)
+
     def with_limits(self, verdict: Verdict) -> Setup:
         """What grows after the start is limited by the server's flags, not by the setup."""
         setup = MlxSetup.of(verdict.way.setup)
@@ -155,7 +161,6 @@ class MlxStarter:
                 rows=(compare_weights(request, running),),
                 server=running,
                 model=running.server.title,
-                rules=request_rules(window_tokens=window),
                 guard=watch,
             )
 
@@ -212,7 +217,7 @@ def start(request: EngineStart) -> MlxProcess:
 def _child(
     request: EngineStart, launch: ServerLaunch
 ) -> Callable[[Callable[[str], None]], ChildProcess]:
-    pool_bytes, cache_bytes = shares(request.verdict)
+    pool_bytes, cache_bytes = shares(request.verdict, keep_spare=request.keep_spare)
     words = server_words(
         MlxSetup.of(request.setup),
         str(request.weights.model),
@@ -237,13 +242,13 @@ def _child(
     return begin
 
 
-def shares(verdict: Verdict) -> tuple[int, int]:
+def shares(verdict: Verdict, *, keep_spare: bool = False) -> tuple[int, int]:
     """How the memory beside the weights is divided: MLX's pool of freed buffers, and the caches of prompts.
 
     mlx_lm.server keeps the caches of old prompts as long as they fit into the second.
     """
     free_bytes = [use.budget.available_bytes - use.required_bytes for use in verdict.uses]
-    free = max(0, min(free_bytes, default=0))
+    free = 0 if keep_spare else max(0, min(free_bytes, default=0))
     pool = min(max(free // _POOL_SHARE, _LEAST_POOL_BYTES), _MOST_POOL_BYTES)
     return pool, verdict.estimate.kv_cache_bytes + max(0, free - pool)
 

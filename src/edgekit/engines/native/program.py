@@ -51,6 +51,9 @@ class NativeProgram:
         }
         return {name: value for name, value in values.items() if value is not None}
 
+    def request_limits(self, _verdict: Verdict, _weights: object) -> NoReturn:
+        raise UsageError("the built-in engine has no server")
+
     def with_limits(self, verdict: Verdict) -> Setup:
         """Nothing grows after the start."""
         return verdict.way.setup

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgekit.engines.native.buffers import PassPlan, matrices, vectors
 from edgekit.engines.native.crew import CrewMember
 from edgekit.engines.native.kernels.types import BlockError, Floats
-from edgekit.engines.native.read_ahead import ReadAhead, reading_order
+from edgekit.engines.native.read_ahead import ReadAhead, streamed
 from edgekit.errors import WeightsError
 from edgekit.formats.dtype import TensorType, by_name
 
@@ -128,7 +128,7 @@ class Weights:
             )
             self.held[tensor.name] = self._unpack(blocks)
         self.rows: dict[str, Matrix] = {}
-        ahead = ReadAhead(file, tuple(reading_order(plan)))
+        ahead = ReadAhead(file, streamed(plan))
         for tensor in matrices(plan.model):
             count, columns = tensor.shape
             rows = Matrix(

@@ -5,6 +5,7 @@ Flags: vllm/engine/arg_utils.py; the steps over several machines: docs/serving/p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 PROGRAM = "vllm"
 RAY_PORT = 6379  # Ray's default
 HEAD = "HEAD_IP"
+SHARES_TRIED = 4
 _FIRST_MACHINE = "on the first machine"
 # Fields of the setup that are printed if they differ from vLLM's default, in this order.
 _PRINTED = (
@@ -48,6 +50,7 @@ def commands(startup: Startup) -> Iterator[Command]:
         words += ["--distributed-executor-backend", "ray"]
     notes = ["run this on the first machine, after all machines have joined"] if nodes > 1 else []
     serve = startup.command(PROGRAM, "vllm serve", words, startup.environment, notes)
+    serve = replace(serve, served_name=startup.repository_word)
     yield replace(serve, where=_FIRST_MACHINE if nodes > 1 else "")
 
 
@@ -75,6 +78,15 @@ def taken(verdict: Verdict) -> MemoryEstimate:
     setup = VllmSetup.of(verdict.way.setup)
     card = replace(setup.gpu, memory_bytes=verdict.way.budgets[0].total_bytes)
     return bill(verdict.variant.model, verdict.load, replace(setup, gpu=card))
+
+
+def least_shares(verdict: Verdict) -> tuple[Mapping[str, Any], ...]:
+    """The smallest --gpu-memory-utilization for the load, and slightly larger ones, because blocks are rounded."""
+    total = verdict.way.budgets[0].total_bytes
+    least = math.ceil(100 * verdict.required_bytes / total)
+    most = round(100 * VllmSetup.of(verdict.way.setup).gpu_memory_utilization)
+    shares = range(least, min(least + SHARES_TRIED, most + 1))
+    return tuple({"gpu_memory_utilization": share / 100} for share in shares)
 
 
 def most_sequences(verdict: Verdict) -> int | None:

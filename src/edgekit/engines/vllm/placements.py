@@ -111,10 +111,19 @@ def startable_share(cards: tuple[Device, ...], utilization: float, *, eager: boo
 
 def _startable_memory(card: Device, cards: tuple[Device, ...], *, eager: bool) -> tuple[int, float]:
     """Bytes that are free on the card once vLLM runs, and the largest share, in hundredths, with which it starts."""
-    before = CONTEXT_BYTES + (NCCL_BYTES if len(cards) > 1 else 0)
-    before += BEYOND_SHARE_BYTES if eager else 0
-    free = max(0, card.free_bytes - before)
+    free = max(0, card.free_bytes - _outside_bytes(cards, eager=eager))
     return free, math.floor(100 * free / max(card.total_bytes, 1)) / 100
+
+
+def outside_bytes(placement: Placement) -> int:
+    """What vLLM takes of each GPU in addition to its share."""
+    eager = VllmSetup.of(placement.setup).enforce_eager
+    return _outside_bytes(placement.cards, eager=eager)
+
+
+def _outside_bytes(cards: tuple[Device, ...], *, eager: bool) -> int:
+    size = CONTEXT_BYTES + (NCCL_BYTES if len(cards) > 1 else 0)
+    return size + (BEYOND_SHARE_BYTES if eager else 0)
 
 
 def placements(task: Task) -> Iterator[Placement]:

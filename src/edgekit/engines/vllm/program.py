@@ -29,10 +29,12 @@ from edgekit.engines.program import (
     ComparedRow,
     EngineStart,
     Installation,
+    LocalWeights,
     MeasuredBytes,
     RunningEngine,
     RunOptions,
 )
+from edgekit.engines.request_rules import RequestLimits
 from edgekit.engines.vllm.commands import server_words, taken
 from edgekit.engines.vllm.request_rules import request_rules
 from edgekit.engines.vllm.types import VllmSetup
@@ -91,6 +93,11 @@ class VllmProgram:
             raise UsageError("vLLM chooses its number of threads itself: leave out --threads")
         return {}
 
+    def request_limits(self, verdict: Verdict, _weights: LocalWeights) -> RequestLimits:
+        window = _window(verdict)
+        rules = request_rules(window_tokens=window, reads_images=False)
+        return RequestLimits(rules=rules, window_tokens=window)
+
     def with_limits(self, verdict: Verdict) -> VllmSetup:
         """Nothing grows after the start: the pool is allocated as a whole."""
         return VllmSetup.of(verdict.way.setup)
@@ -117,11 +124,10 @@ class VllmStarter:
         """Runs the engine, watched, until the end of the block."""
         running = start(request)
         with watched(running, warn=request.warn) as watch:
-            window: int = dict(request.estimate.facts)["max_model_len"]  # type: ignore[assignment]
             generator = OpenAiClient(
                 running.address,
                 program="vLLM",
-                window_tokens=window,
+                window_tokens=_window(request.verdict),
                 model=running.server.title,
                 api_key=request.address.api_key,
                 sampling_names=_SAMPLING_NAMES,
@@ -133,9 +139,14 @@ class VllmStarter:
                 rows=tuple(compare(taken(request.verdict), running.log)),
                 server=running,
                 model=running.server.title,
-                rules=request_rules(window_tokens=window, reads_images=False),
                 guard=watch,
             )
+
+
+def _window(verdict: Verdict) -> int:
+    facts: dict[str, Any] = dict(verdict.estimate.facts)
+    length: int = facts["max_model_len"]
+    return length
 
 
 class VllmLog:

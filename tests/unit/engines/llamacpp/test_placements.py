@@ -141,6 +141,15 @@ def test_rebalance_finds_the_best_split(data: st.DataObject) -> None:
     assert fullest(pieces, ends, sizes, fixed) <= best + 1e-4
 
 
+def test_placement_without_layers_on_the_cards_has_no_split() -> None:
+    """llama.cpp refuses a split of 0:0."""
+    task = Task(model=MODEL, engine="llama.cpp", machine=cards(24, 16))
+    placement = first_placement(task)
+    setup = replace(LlamaCppSetup.of(placement.setup), n_gpu_layers=0)
+    on_cpu = replace(placement, setup=setup)
+    assert pinned(MODEL, on_cpu) is on_cpu
+
+
 def test_pinned_placement_has_the_same_bill() -> None:
     """Multi-token prediction layers count in a split although they are not loaded."""
     for name in ("qwen3.5-9b", "llama-3.1-8b", "qwen3-30b-a3b"):

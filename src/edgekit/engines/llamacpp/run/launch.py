@@ -7,7 +7,6 @@ Fitting to the free memory is off: llama.cpp would plan again and might deviate 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +37,7 @@ class Launch:
     threads: int | None = None  # None: one per core
     environment: Mapping[str, str] = field(default_factory=dict)  # selects and orders the cards
     program: Installation | None = None  # llama-server; None: the xllamacpp wheel
+    ram_bytes: int | None = None  # of the bill; None: unknown
     timeout_s: float = LOAD_TIMEOUT_S
 
     @property
@@ -74,6 +74,7 @@ class Launch:
             mapped=frozenset(models) if self.setup.use_mmap else frozenset(),
             environment=self.environment,
             uses_nvidia=self.setup.uses_nvidia,
+            ram_bytes=self.ram_bytes,
             timeout_s=self.timeout_s,
         )
 
@@ -129,7 +130,6 @@ def make_settings(launch: Launch) -> dict[str, Any]:
     }
     return {
         "parent": os.getpid(),
-        "goes_with_parent": threading.get_native_id() == os.getpid(),
         "timeout_s": launch.timeout_s,
         "model": str(launch.weights.model),
         "stop_at": None,

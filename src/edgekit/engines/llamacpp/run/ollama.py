@@ -40,6 +40,7 @@ from edgekit.engines.program import (
     ComparedRow,
     EngineStart,
     Installation,
+    LocalWeights,
     RunningEngine,
     RunOptions,
 )
@@ -49,10 +50,11 @@ from edgekit.engines.request_rules import (
     RESPONSES,
     ListLimit,
     NumberLimit,
+    RequestLimits,
     RequestRules,
 )
 from edgekit.errors import EngineError, UsageError
-from edgekit.machine.types import Machine
+from edgekit.machine.types import Machine, PoolKind
 from edgekit.sources.types import ModelFiles, Origin
 from edgekit.units import format_bytes
 
@@ -106,6 +108,20 @@ class OllamaProgram:
         version = installation.rules_version
         return {**({"llama_version": version} if version else {}), **ALONE}
 
+    def request_limits(self, verdict: Verdict, _weights: LocalWeights) -> RequestLimits:
+        """Ollama silently shortens a prompt that is longer than the window, so long text is refused before."""
+        window_tokens = verdict.context_tokens
+        length = NumberLimit(
+            most=window_tokens, reason="the context that the server was planned for"
+        )
+        rules = RequestRules(
+            endpoints=(*COMPLETIONS, EMBEDDINGS, RESPONSES),
+            numbers={"max_tokens": length, "max_completion_tokens": length},
+            lists={"tools": ListLimit(most=1024, reason="they are part of the prompt")},
+            chars_per_token=_CHARS_PER_TOKEN,
+        )
+        return RequestLimits(rules=rules, window_tokens=window_tokens)
+
     def with_limits(self, verdict: Verdict) -> LlamaCppSetup:
         return limited(verdict)
 
@@ -133,7 +149,7 @@ class OllamaStarter:
             raise UsageError(
                 "Ollama takes draft models, adapters and projectors from its own models only: leave them out"
             )
-        settings = ollama_settings(request.verdict, request.verdict.context_tokens or 0)
+        settings = ollama_settings(request.verdict, request.verdict.context_tokens)
         running = start(request, settings.environment)
         with watched(running, warn=request.warn) as watch:
             client = OllamaClient(running.address, window_tokens=settings.parameters["num_ctx"])
@@ -151,23 +167,11 @@ class OllamaStarter:
                     rows=rows,
                     server=running,
                     model=model,
-                    rules=_request_rules(client.window_tokens),
                     guard=watch,
                 )
             finally:
                 with suppress(EngineError):
                     client.delete(model)
-
-
-def _request_rules(window_tokens: int) -> RequestRules:
-    """Ollama silently shortens a prompt that is longer than the window, so long text is refused before."""
-    length = NumberLimit(most=window_tokens, reason="the context that the server was planned for")
-    return RequestRules(
-        endpoints=(*COMPLETIONS, EMBEDDINGS, RESPONSES),
-        numbers={"max_tokens": length, "max_completion_tokens": length},
-        lists={"tools": ListLimit(most=1024, reason="they are part of the prompt")},
-        chars_per_token=_CHARS_PER_TOKEN,
-    )
 
 
 class OllamaProcess(ServerProcess):
@@ -188,6 +192,7 @@ def start(request: EngineStart, settings: Mapping[str, str]) -> OllamaProcess:
         files=files,
         environment=request.environment,
         uses_nvidia=LlamaCppSetup.of(request.setup).uses_nvidia,
+        ram_bytes=request.estimate.in_pool(PoolKind.HOST),
     )
     environment = child_environment(
         {

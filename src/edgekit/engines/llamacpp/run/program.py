@@ -35,6 +35,7 @@ from edgekit.engines.llamacpp.setups import describe
 from edgekit.engines.llamacpp.setups import setup as read_setup
 from edgekit.engines.llamacpp.types import (
     LlamaCppSetup,
+    LoadFacts,
     answered_version,
     installed_version,
     version_name,
@@ -48,13 +49,15 @@ from edgekit.engines.program import (
     EngineRun,
     EngineStart,
     Installation,
+    LocalWeights,
     MeasuredBytes,
     RunningEngine,
     RunOptions,
     Verification,
 )
+from edgekit.engines.request_rules import RequestLimits
 from edgekit.errors import EngineError, TextError
-from edgekit.machine.types import Machine
+from edgekit.machine.types import Machine, PoolKind
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
 
@@ -103,6 +106,15 @@ class LlamaCppProgram:
             **({"ctx_shift": True} if options.rolling else {}),
             **(ALONE if options.alone else {}),
         }
+
+    def request_limits(self, verdict: Verdict, weights: LocalWeights) -> RequestLimits:
+        facts = LoadFacts.of(verdict.estimate)
+        rules = request_rules(
+            window_tokens=facts.n_ctx_seq,
+            slots=facts.n_seq_max,
+            reads_images=weights.projector is not None,
+        )
+        return RequestLimits(rules=rules, window_tokens=facts.n_ctx_seq)
 
     def with_limits(self, verdict: Verdict) -> LlamaCppSetup:
         return limited(verdict)
@@ -166,11 +178,6 @@ class LlamaCppStarter:
                 ),
                 server=running,
                 model=running.launch.at.alias,
-                rules=request_rules(
-                    window_tokens=window_tokens,
-                    slots=int(resolved.get("n_seq_max") or request.load.sequences or 1),
-                    reads_images=request.weights.projector is not None,
-                ),
                 guard=watch,
             )
 
@@ -191,6 +198,7 @@ def _launch(request: EngineStart) -> Launch:
         drafter_load=replace(request.load, cache_k=cache_k, cache_v=cache_v),
         threads=request.threads,
         environment=request.environment,
+        ram_bytes=request.estimate.in_pool(PoolKind.HOST),
         program=None if request.installation.program == XLLAMACPP_NAME else request.installation,
     )
 

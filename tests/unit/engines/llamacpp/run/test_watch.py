@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.control_groups import enter, own_group
@@ -23,10 +24,11 @@ from tests.runtime_engines import (
     small_model,
     wait_for_end,
 )
-from tests.unit.machine.trees import machine, recorded
+from tests.unit.machine.trees import machine, plant, recorded
 
 from edgekit.engines.llamacpp.run.engine import EngineProcess, start
 from edgekit.engines.llamacpp.types import Backend
+from edgekit.engines.process import ServerLaunch
 from edgekit.engines.program import Ended
 from edgekit.engines.watch import ProbedDevice, Probes, Watch, probes_of
 from edgekit.errors import MemoryPressureError
@@ -159,6 +161,95 @@ def test_watch_warns_once_of_a_file_that_is_written_to_and_then_replaced(
         len(messages) == 1
     )  # the worst change of a file is reported, and its replacement is not worse
     assert ask(running.address, "/completion", COMPLETION)[0] == 200
+
+
+# --- memory that a driver moves to RAM
+
+SPILLED = (
+    "the model no longer fits on the GPU: {} of it is in RAM, which is much slower; use a shorter context "
+    "(llama.cpp: -c) or fewer layers on the GPU (-ngl)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEngine:
+    """A running engine, with another bill."""
+
+    running: EngineProcess
+    server: ServerLaunch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.running, name)
+
+
+def warnings_of(
+    running: EngineProcess,
+    looks: list[int | None],
+    *,
+    ram_bytes: int | None = None,
+    is_ready: bool = True,
+) -> list[str]:
+    """The warnings of a watch that sees these bytes in RAM, one at each look, and then the last one again."""
+    messages: list[str] = []
+    waiting, count = [*looks], 0
+
+    def in_ram(pid: int) -> int | None:
+        nonlocal count
+        assert pid == running.pid
+        count += 1
+        return waiting.pop(0) if len(waiting) > 1 else waiting[0]
+
+    def available() -> int:
+        nonlocal count
+        count += not is_ready  # a watch that does not look at GPUs still looks at the RAM
+        return GIB
+
+    engine = PlannedEngine(running=running, server=replace(running.server, ram_bytes=ram_bytes))
+    probes = replace(CALM, gpu_bytes_in_ram=in_ram, available_bytes=available)
+    with Watch(engine, warn=messages.append, probes=probes, every_s=0.01, is_ready=is_ready):
+        wait_until(lambda: bool(messages) or count >= len(looks) + 2)
+    assert running.poll() is None
+    return messages
+
+
+@pytest.mark.parametrize(
+    ("looks", "ram_bytes", "spilled"),
+    [
+        ([30 * MIB, 34 * MIB, 30 * MIB], None, None),
+        ([30 * MIB, 286 * MIB], None, None),  # up to 256 MiB more
+        ([30 * MIB, 34 * MIB, 1054 * MIB, 2000 * MIB], None, "1.00 GiB"),
+        ([None, None], None, None),
+        ([None, 30 * MIB, 1054 * MIB], None, "1.00 GiB"),
+        ([3 * GIB, 3 * GIB], 4 * GIB, None),  # layers that the bill puts into RAM
+        ([0, 4 * GIB], 4 * GIB, None),  # loaded with the first request
+        ([0, 5 * GIB], 4 * GIB, "1.00 GiB"),
+        ([600 * MIB, 610 * MIB], 300 * MIB, None),  # buffers for transfers
+        ([300 * MIB + 512 * MIB + GIB], 300 * MIB, "1.00 GiB"),  # too much from the beginning
+    ],
+)
+def test_watch_warns_of_memory_that_a_driver_moved_to_ram(
+    running: EngineProcess,
+    looks: list[int | None],
+    ram_bytes: int | None,
+    spilled: str | None,
+) -> None:
+    expected = [] if spilled is None else [SPILLED.format(spilled)]
+    assert warnings_of(running, looks, ram_bytes=ram_bytes) == expected
+
+
+def test_watch_of_an_engine_that_loads_does_not_look_at_memory_in_ram(
+    running: EngineProcess,
+) -> None:
+    assert warnings_of(running, [0, GIB], is_ready=False) == []
+
+
+def test_probes_read_the_memory_in_ram_of_the_engines_process(tmp_path: Path) -> None:
+    here = machine(tmp_path, recorded("synthetic_rx7900xtx"))
+    info = "drm-driver:\tamdgpu\ndrm-client-id:\t1\ndrm-pdev:\t0000:03:00.0\ndrm-resident-gtt:\t22 MiB\n"
+    plant(here.root, {"/proc/77/fdinfo/5": info})
+    probes = probes_of(launch_of(tmp_path / "m.gguf").server, here)
+    assert probes.gpu_bytes_in_ram(77) == 22 * MIB
+    assert probes.gpu_bytes_in_ram(78) is None
 
 
 # --- real memory limits

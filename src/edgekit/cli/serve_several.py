@@ -1,0 +1,140 @@
+"""`serve MODEL MODEL`: models that share the memory, each loaded when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from edgekit.app import run
+from edgekit.app.run import DoesNotFitError
+from edgekit.app.together import Member, Together, judge_together
+from edgekit.cli.console import open_session, print_event, print_line
+from edgekit.cli.launch import StderrNotices, download_limit, read_request
+from edgekit.engines.flags import CONTEXT
+from edgekit.engines.process import ending_in_order, resident_of
+from edgekit.errors import UsageError
+from edgekit.report.run import several_ended_json, several_json
+from edgekit.request import Request, Session
+from edgekit.server import needs_extra
+
+if TYPE_CHECKING:
+    from edgekit.app.programs import ChosenProgram
+    from edgekit.gateway.swap import ModelEntry
+    from edgekit.gateway.types import GatewaySettings
+
+
+def serve_several(
+    arguments: argparse.Namespace,
+    settings_of: Callable[[], GatewaySettings],
+    notices: StderrNotices,
+) -> tuple[str, int]:
+    """Serve models until a signal ends it. What does not fit next to the others is swapped."""
+    with needs_extra("serve", "serving several models"):
+        from edgekit.gateway.server import GatewayServer
+        from edgekit.gateway.swap import SwappingModels
+    confirm = download_limit(arguments, arguments.models)
+    with open_session(
+        arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
+    ) as session:
+        together, planned = _plan(arguments, session)
+        for member in together.members:
+            notices.say(_member_text(member))
+        entries = [_entry(model, session, notices) for model in planned]
+    models = SwappingModels(entries, [use.budget.available_bytes for use in together.uses])
+    code: object = 0
+    with ending_in_order(), closing(models):
+        with GatewayServer(
+            settings_of(), models, memory_bytes=lambda: _resident_sum(models.pids())
+        ) as gateway:
+            try:
+                if arguments.json:
+                    names = [entry.name for entry in entries]
+                    print_event(several_json(together, gateway.address, names))
+                else:
+                    print_line(
+                        f"{gateway.address}  (OpenAI clients: base_url={gateway.address}/v1)"
+                    )
+                threading.Event().wait()
+            except (KeyboardInterrupt, SystemExit) as stop:
+                notices.say("stopping")
+                code = stop.code if isinstance(stop, SystemExit) else 0
+        models.close()
+    if arguments.json:
+        print_event(several_ended_json())
+    return "", 0 if code in {0, 128 + 15, None} else int(str(code))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    """One of the models, with the settings that were planned for it."""
+
+    reference: str
+    request: Request
+    chosen: ChosenProgram
+    member: Member
+
+
+def _plan(arguments: argparse.Namespace, session: Session) -> tuple[Together, list[_Planned]]:
+    """Which of the models stay loaded at the same time, and the settings of each.
+
+    Raises DoesNotFitError for a model that does not even fit alone.
+    """
+    read = [
+        read_request(argparse.Namespace(**{**vars(arguments), "model": model}), "serve", session)
+        for model in arguments.models
+    ]
+    for _, _, chosen in read:
+        if not chosen.shares_memory:
+            raise UsageError(f"{chosen.engine.name} takes a whole GPU for itself: serve it alone")
+    _, first, chosen = read[0]
+    common = replace(first, machine=run.machine_for(first, chosen), budget_bytes=None, context=None)
+    contexts = () if first.context is None else (first.context,)
+    names = [reference for reference, _, _ in read]
+    together = judge_together(names, common, session, contexts=contexts)
+    planned = []
+    for (reference, request, chosen), member in zip(read, together.members, strict=True):
+        verdict, engine = member.check.result, chosen.engine
+        if not verdict.can_load:
+            raise DoesNotFitError(member.check)
+        settled = engine.settle(verdict, request.flags.get(engine.name, {}))
+        context = settled.pop(CONTEXT.key, None)
+        pinned = request.with_flags(engine.name, settled)
+        pinned = replace(pinned, context=context, keep_spare=True)
+        planned.append(_Planned(reference=reference, request=pinned, chosen=chosen, member=member))
+    return together, planned
+
+
+def _entry(planned: _Planned, session: Session, notices: StderrNotices) -> ModelEntry:
+    """The model, downloaded if need be, as the gateway loads it."""
+    from edgekit.gateway.engines import starter
+    from edgekit.gateway.swap import ModelEntry
+
+    notices.show_choice(planned.chosen)
+    judged, weights = run.fetch(planned.reference, planned.request, planned.chosen, session)
+    name = judged.check.bill.label
+    return ModelEntry(
+        name=name,
+        sizes=planned.member.bytes_by_memory,
+        start=starter(judged, weights, name),
+        limits=planned.chosen.program.request_limits(judged.check.result, weights),
+        created_s=int(time.time()),
+        preload=planned.member.fits_with_others,
+    )
+
+
+def _member_text(member: Member) -> str:
+    """'gemma-3-4b: 32,768 tokens, stays loaded'."""
+    when = "stays loaded"
+    if not member.fits_with_others:
+        when = "loaded when it is asked for, in the place of others"
+    return f"{member.check.bill.label}: {member.context_tokens:,} tokens, {when}"
+
+
+def _resident_sum(pids: Sequence[int]) -> int:
+    found = [resident_of(pid) for pid in pids]
+    return sum(resident.resident_bytes for resident in found if resident is not None)

@@ -1,0 +1,74 @@
+"""Engines as the gateway uses them: started behind it, each with a key of its own."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from edgekit.app import run
+from edgekit.app.run import Judged
+from edgekit.engines.program import Address, EngineProgram, LocalWeights, RunningEngine, Server
+from edgekit.engines.request_rules import RequestLimits
+from edgekit.gateway.swap import LoadedModel
+from edgekit.gateway.types import Upstream
+
+_LOOPBACK = "127.0.0.1"
+
+
+def engine_address(program: EngineProgram, name: str) -> Address:
+    """Where an engine listens that only the gateway may use."""
+    key = secrets.token_urlsafe(24) if program.has_keys else None
+    return Address(host=_LOOPBACK, api_key=key, alias=name)
+
+
+def upstream_of(running: RunningEngine, limits: RequestLimits, at: Address) -> Upstream:
+    """A running engine as an upstream of the gateway."""
+    if running.server is None:
+        raise TypeError("this engine does not serve")
+    return Upstream(
+        address=running.server.address,
+        api_key=at.api_key,
+        model=running.model,
+        window_tokens=limits.window_tokens,
+        rules=limits.rules,
+    )
+
+
+def starter(judged: Judged, weights: LocalWeights, name: str) -> Callable[[], LoadedModel]:
+    """A function that starts the engine of a model, and returns when it can answer."""
+    program = judged.chosen.program
+    limits = program.request_limits(judged.check.result, weights)
+
+    def start() -> LoadedModel:
+        at = engine_address(program, name)
+        with ExitStack() as stack:
+            running = stack.enter_context(run.serve(judged, weights, at))
+            upstream = upstream_of(running, limits, at)
+            if running.server is None:
+                raise TypeError("this engine does not serve")
+            return LoadedModel(
+                upstream=upstream, handle=EngineHandle(running.server, stack.pop_all())
+            )
+
+    return start
+
+
+class EngineHandle:
+    """A running engine with everything that belongs to it."""
+
+    def __init__(self, server: Server, held: ExitStack) -> None:
+        self._server, self._held = server, held
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
+    def is_running(self) -> bool:
+        return self._server.poll() is None
+
+    def stop(self) -> None:
+        with self._lock:
+            self._held.close()

@@ -1,0 +1,274 @@
+"""Which models fit at the same time: as text, as JSON, and as configurations of programs that swap models."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING, TypeAlias
+
+from edgekit.bill.types import Status
+from edgekit.engines import engine_named
+from edgekit.engines.commands import shell_text
+from edgekit.engines.protocol import PRESET_FILE
+from edgekit.errors import UsageError, printable
+from edgekit.machine.types import HOST, System
+from edgekit.report.check import check_json, context_words
+from edgekit.report.json import SCHEMA, Json, fields
+from edgekit.report.text import (
+    PLAIN,
+    Memory,
+    Screen,
+    Section,
+    bar_lines,
+    budget_names,
+    fitted_table,
+    render,
+    sizes_words,
+)
+from edgekit.sources.local import is_here
+from edgekit.units import format_bytes, rate_figure
+
+if TYPE_CHECKING:
+    from edgekit.app.together import Member, Together
+    from edgekit.engines.commands import Command
+
+Servers: TypeAlias = "dict[str, tuple[Member, Command]]"  # by the name for clients
+LLAMA_SWAP, ROUTER = "llama-swap", "llama-server-router"
+FORMATS = (LLAMA_SWAP, ROUTER)
+LOAD_TIMEOUT_S = (
+    600  # llama-swap's own limit of two minutes is too short for a large model on a disk
+)
+IDLE_S = 300  # after which a model that keeps the others out is unloaded
+LOOPBACK = "127.0.0.1"
+MOST_COLUMNS = 3  # for memories, in a table
+
+
+def together_text(answer: Together, screen: Screen = PLAIN) -> str:
+    names = budget_names(answer.uses)
+    memories = [
+        Memory(name=name, use=use, whole_bytes=use.budget.free_bytes)
+        for name, use in zip(names, answer.uses, strict=True)
+    ]
+    sections: list[Section] = [
+        ("", lambda inner: _table(answer, names, inner.width)),
+        ("", lambda inner: bar_lines(memories, inner) if answer.fitting else ()),
+        ("To fit", _advice(answer)),
+        ("Run", _next_steps(answer)),
+    ]
+    status = answer.status if answer.all_fit else Status.FAILED
+    return render(_headline(answer), sections, screen, status=status)
+
+
+def _headline(answer: Together) -> str:
+    """'All 2 models fit your RTX 4090 at the same time, at 32K tokens: 18.6 of 22.5 GiB'."""
+    count, fitting = len(answer.members), answer.fitting
+    where = answer.machine.name
+    place = where if where == "this machine" else f"your {where}"
+    if not fitting:
+        return f"None of the {count} models fits {place}, not even alone"
+    used = max(answer.uses, key=lambda use: (use.fullness, use.required_bytes))
+    sizes = sizes_words(used.required_bytes, used.budget.available_bytes)
+    sizes += f" of {used.budget.name}" if len(answer.uses) > 1 else ""
+    length = ""
+    if answer.context_tokens:
+        differ = any(member.context_tokens < answer.context_tokens for member in fitting)
+        length = f" at {'up to ' if differ else ''}{context_words(answer.context_tokens)}"
+    if answer.all_fit:
+        barely = ", just" if answer.status is Status.WARNING else ""
+        both = "Both" if count == 2 else f"All {count}"
+        return f"{both} models fit {place} at the same time{barely}{length}: {sizes}"
+    names = _listed(name for name in map(_shown_name, fitting))
+    if len(fitting) == 1:
+        return f"No two of the {count} models fit {place} at the same time; {names} comes first{length}: {sizes}"
+    return (
+        f"{len(fitting)} of {count} models fit {place} at the same time{length}, {names}: {sizes}"
+    )
+
+
+def _shown_name(member: Member) -> str:
+    return printable(
+        PurePath(member.reference).name if is_here(member.reference) else member.reference
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _table(answer: Together, memories: list[str], width: int) -> list[str]:
+    """A row for each model. Many cards share a column."""
+    are_many = len(memories) > MOST_COLUMNS
+    ram = [HOST in use.budget.pools for use in answer.uses]
+    columns = ["GPUs", *(["RAM"] if any(ram) else [])] if are_many else memories
+    rows = []
+    for member in answer.members:
+        result, sizes = member.check.result, member.bytes_by_memory
+        if are_many:
+            sums = [0, 0]
+            for size, is_ram in zip(sizes, ram, strict=True):
+                sums[is_ram] += size
+            sizes = tuple(sums[: len(columns)])
+        speed = result.typical_speed
+        rows.append(
+            (
+                _shown_name(member),
+                result.quantization,
+                f"{member.context_tokens:,}",
+                *(format_bytes(size) if size else "-" for size in sizes),
+                "" if speed is None or not result.can_load else rate_figure(speed),
+                _where(member),
+            )
+        )
+    head = ("model", "weights", "context", *columns, "tokens/s", "")
+    return fitted_table(head, rows, width, left=(0, 1, len(head) - 1))
+
+
+def _where(member: Member) -> str:
+    if member.fits_with_others:
+        return member.check.result.way.because
+    return "if it is alone" if member.check.result.can_load else member.why_not
+
+
+def _advice(answer: Together) -> Iterator[str]:
+    """What would have to change for all of them to fit."""
+    for member in answer.others:
+        if member.check.result.can_load:
+            yield f"next to the others {_shown_name(member)} {printable(member.why_not)}"
+    if answer.shorter_tokens is not None:
+        yield f"all fit with shorter contexts: -c {answer.shorter_tokens}"
+
+
+def _next_steps(answer: Together) -> Iterator[str]:
+    able = [member for member in answer.members if member.check.result.can_load]
+    if len(able) < 2:
+        return
+    words = shlex.join(["edgekit", "serve", *(member.reference for member in able)])
+    if answer.all_fit:
+        yield f"{words} keeps all of them loaded"
+    else:
+        yield f"{words} keeps those that fit loaded, and loads another in their place when it is asked for"
+    yield "--for llama-swap and --for llama-server-router print the same as their configuration"
+
+
+def together_json(answer: Together) -> Json:
+    names = budget_names(answer.uses)
+    return {
+        "schema": SCHEMA,
+        "machine": answer.machine.name,
+        **fields(answer, "all_fit context_tokens shorter_tokens most_at_once"),
+        "status": answer.status.value,
+        "memories": [
+            {
+                "name": name,
+                **fields(use, "required_bytes available_bytes=budget.available_bytes"),
+                "status": use.status.value,
+            }
+            for name, use in zip(names, answer.uses, strict=True)
+        ],
+        "models": [
+            {
+                **fields(member, "reference fits_with_others context_tokens"),
+                "bytes": dict(zip(names, member.bytes_by_memory, strict=True)),
+                "why_not": member.why_not or None,
+                "check": check_json(member.check),
+            }
+            for member in answer.members
+        ],
+    }
+
+
+# --- configurations
+
+
+def configuration(answer: Together, program: str) -> str:
+    """The file for this program. Raises UsageError if it cannot be written."""
+    servers: Servers = {}
+    for member in answer.members:
+        ready = member.check.ready
+        command = next((one for one in ready if one.served_name is not None), None)
+        if command is None or not command.words:
+            continue
+        steps = ready[: ready.index(command)]
+        first = [f"run this once: {one.text}" for one in steps if one.program == command.program]
+        command = replace(command, notes=(*first, *command.notes))
+        servers[_model_id(member, servers)] = member, command
+    if not servers:
+        raise UsageError("no model can be loaded here, so there is nothing to configure")
+    left_out = [
+        _shown_name(member)
+        for member in answer.members
+        if all(member is not one for one, _ in servers.values())
+    ]
+    note = f"not in this file, because it cannot be loaded here: {', '.join(left_out)}"
+    notes = [note] if left_out else []
+    if program == LLAMA_SWAP:
+        return _llama_swap(answer, servers, notes)
+    engines = dict.fromkeys(member.check.result.engine for member, _ in servers.values())
+    commands = {name: command for name, (_, command) in servers.items()}
+    most = min(answer.most_at_once, len(commands))
+    text, words = engine_named(next(iter(engines))).router_preset(commands, most)
+    if len(engines) > 1:
+        raise UsageError(f"the router runs models of one engine, not of {_listed(engines)}")
+    environment = next(iter(commands.values())).environment
+    begin = [
+        f"; save as {PRESET_FILE}, then: {shell_text(words, environment, answer.machine.system)}",
+        f"; any {most} of these models fit at the same time"
+        if most > 1
+        else "; one model at a time",
+        "; the router also offers other models of llama.cpp's cache, whose memory is not planned here",
+        *(f"; {printable(line)}" for line in notes),
+    ]
+    return "\n".join(begin) + "\n" + text
+
+
+def _model_id(member: Member, taken: Mapping[str, object]) -> str:
+    """The model's name for clients: a file's name without its ending, else the reference."""
+    path = PurePath(member.reference)
+    name = path.stem if is_here(member.reference) else member.reference
+    number, first = 1, name
+    while name in taken:
+        number += 1
+        name = f"{first}-{number}"
+    return name
+
+
+def _llama_swap(answer: Together, servers: Servers, notes: Iterable[str]) -> str:
+    """config.yaml of llama-swap (config-schema.json @ 0bdb372). JSON strings are YAML strings."""
+    lines = [
+        "# save as config.yaml, then: llama-swap --config config.yaml --listen 127.0.0.1:8080",
+        *(f"# {printable(note)}" for note in notes),
+        f"healthCheckTimeout: {LOAD_TIMEOUT_S}",
+        "models:",
+    ]
+    is_windows = answer.machine.system is System.WINDOWS
+    for name, (member, command) in servers.items():
+        words = [*command.words, "--host", LOOPBACK]
+        if any("${" in word for word in words):
+            raise UsageError(f"{name}: a path with ${{ would be a macro of llama-swap: rename it")
+        text = subprocess.list2cmdline(words) if is_windows else shlex.join(words)
+        lines.append(f"  {json.dumps(name)}:")
+        lines += [f"    # {printable(note)}" for note in command.notes]
+        lines.append(f"    cmd: {json.dumps(text + ' --port ${PORT}')}")
+        lines.append(f'    proxy: "http://{LOOPBACK}:${{PORT}}"')
+        if command.environment:
+            pairs = [f"{key}={value}" for key, value in command.environment.items()]
+            lines.append(f"    env: {json.dumps(pairs)}")
+        if command.served_name:
+            lines.append(f"    useModelName: {json.dumps(command.served_name)}")
+        lines.append(f"    ttl: {0 if member.fits_with_others else IDLE_S}")
+    groups = {
+        "together": [name for name, (member, _) in servers.items() if member.fits_with_others],
+        "alone": [name for name, (member, _) in servers.items() if not member.fits_with_others],
+    }
+    lines.append("groups:")
+    for group, members in groups.items():
+        if members:
+            swap = "false" if group == "together" else "true"
+            lines += [f"  {group}:", f"    swap: {swap}", "    exclusive: true", "    members:"]
+            lines += [f"      - {json.dumps(name)}" for name in members]
+    return "\n".join(lines) + "\n"
