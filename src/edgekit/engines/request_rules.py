@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 LARGEST_INT = 2**31 - 1  # engines in C++ read whole numbers into 32 bits
 # Tokens of ordinary text have 3 to 6 characters; the longest are runs of blanks. Text beyond this many characters for
 # each token of the window is not even tokenized.
-CHARS_PER_TOKEN = 32
+CHARS_PER_TOKEN = 16
 SPARE_CHARS = 16_384  # for the smallest windows: schemas and descriptions of tools
 
 
@@ -91,6 +91,11 @@ class RequestLimits:
 
     rules: RequestRules = field(repr=False)
     window_tokens: int  # of one request: prompt and answer
+
+    @property
+    def most_chars(self) -> int:
+        """Of the text in one request: more cannot fit into the window."""
+        return self.window_tokens * self.rules.chars_per_token + SPARE_CHARS
 
 
 COMPLETIONS = (

@@ -7,6 +7,7 @@ import ipaddress
 import socket
 from hashlib import sha256
 
+from edgekit.errors import UsageError
 from edgekit.gateway.errors import GatewayError
 from edgekit.gateway.types import GatewaySettings
 from edgekit.server.hosts import LOOPBACK_NAMES, host_name, is_same_site
@@ -14,6 +15,7 @@ from edgekit.server.requests import CLOSE, MAX_HEAD_BYTES, Header, RequestHead
 
 MAX_PATH_BYTES = 4096
 OPEN_PATHS = frozenset({"/health", "/v1/health"})  # for service managers, which have no key
+_REQUESTED, _USUAL = b"access-control-request-headers", b"authorization, content-type"
 METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 
 
@@ -21,6 +23,11 @@ class Access:
     """The rules of access. `refusal` is None for a request that is let in."""
 
     def __init__(self, settings: GatewaySettings) -> None:
+        """UsageError for settings that would open the server to any web page."""
+        if "*" in settings.allowed_origins and not settings.api_keys:
+            raise UsageError(
+                "any web page could use the server: name the sites to allow, or require a key (--api-key)"
+            )
         machine = socket.gethostname().lower()
         own = {*LOOPBACK_NAMES, settings.host.lower(), machine, f"{machine}.local"}
         allowed = {name.lower() for name in settings.allowed_hosts}
@@ -28,7 +35,7 @@ class Access:
         # With a key, a page of another site gets no further than here: it does not have the key.
         self._checks_host = not settings.api_keys or bool(allowed)
         self._origins = frozenset(origin.rstrip("/") for origin in settings.allowed_origins)
-        self._any_origin = "*" in self._origins or bool(settings.api_keys and not self._origins)
+        self._any_origin = bool(settings.api_keys) and self._origins <= {"*"}
         self._keys = tuple(sha256(key.encode()).digest() for key in settings.api_keys)
 
     def refusal(self, head: RequestHead) -> GatewayError | None:
@@ -78,7 +85,8 @@ class Access:
         return (
             *headers,
             (b"access-control-allow-methods", b"GET, POST"),
-            (b"access-control-allow-headers", b"authorization, content-type"),
+            (b"access-control-allow-headers", head.headers.get(_REQUESTED, _USUAL)),
+            (b"access-control-allow-private-network", b"true"),
             (b"access-control-max-age", b"600"),
         )
 

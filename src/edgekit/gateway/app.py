@@ -42,7 +42,11 @@ def create_gateway(
     *,
     memory_bytes: Callable[[], int | None] = lambda: None,
 ) -> Starlette:
-    """The application. `memory_bytes`: resident memory of the engines, for /metrics."""
+    """The application. `memory_bytes`: resident memory of the engines, for /metrics.
+
+    UsageError for settings that would open the server to any web page.
+    """
+    access = Access(settings)
     metrics, clients = Metrics(), list["httpcore2.AsyncConnectionPool"]()
 
     @asynccontextmanager
@@ -84,7 +88,15 @@ def create_gateway(
             Route("/v1/models/{name:path}", one),
             Route("/{path:path}", forward, methods=["GET", "POST"]),
         ],
-        middleware=[Middleware(Gate, settings=settings, models=models, metrics=metrics)],
+        middleware=[
+            Middleware(
+                Gate,
+                access=access,
+                models=models,
+                metrics=metrics,
+                max_requests=settings.max_requests,
+            )
+        ],
         lifespan=lifespan,
     )
 
@@ -98,10 +110,10 @@ class Gate:
     """The middleware that lets requests in, counts them, and turns errors into responses."""
 
     def __init__(
-        self, app: ASGIApp, *, settings: GatewaySettings, models: Models, metrics: Metrics
+        self, app: ASGIApp, *, access: Access, models: Models, metrics: Metrics, max_requests: int
     ) -> None:
         self._app, self._models, self._metrics = app, models, metrics
-        self._access, self._most = Access(settings), settings.max_requests
+        self._access, self._most = access, max_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

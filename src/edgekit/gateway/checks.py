@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from edgekit.engines.request_rules import (
-    SPARE_CHARS,
     Endpoint,
     GrammarLimit,
     ImageLimit,
@@ -116,7 +115,7 @@ def _check_text(field: str, value: object, others_chars: int, limits: RequestLim
             f"{tokens:,} tokens, but the context holds {window_tokens:,}: shorten it, or serve with a larger -c",
         )
     chars = _chars(value)
-    if others_chars + chars > window_tokens * limits.rules.chars_per_token + SPARE_CHARS:
+    if others_chars + chars > limits.most_chars:
         raise refused_field(
             field,
             f"{others_chars + chars:,} characters cannot fit into a context of {window_tokens:,} tokens: shorten it,"

@@ -18,12 +18,15 @@ from edgekit.gateway.engine_http import GONE
 from edgekit.gateway.errors import GatewayError, too_many, unavailable
 from edgekit.gateway.json_body import read_object
 from edgekit.gateway.metrics import Answered, Metrics
+from edgekit.gateway.turns import ReadTurns
 from edgekit.gateway.types import GatewaySettings, Models, Upstream
 from edgekit.server.bodies import BodyProblem, read_body
 from edgekit.server.requests import CLOSE, Header
+from edgekit.units import MIB
 
 LARGE_BYTES = 256 * 1024  # a body that takes milliseconds to parse is parsed in a thread
 MOST_PENDING_BYTES = 256 * 1024  # of a response, while its client does not read
+READ_BYTES = MIB  # of requests that an engine reads at once, if its window is small
 MOST_BODIES = 8  # of the largest size, held at once
 _SENT_HEADERS: tuple[Header, ...] = (
     (b"Content-Type", b"application/json"),
@@ -56,6 +59,7 @@ class Forward:
         self._settings, self._models = settings, models
         self._metrics, self._client = metrics, client
         self._held_bytes = 0  # of the bodies of all open requests
+        self._turns: dict[str, ReadTurns] = {}  # by the engine's name of its model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises GatewayError before the response has begun."""
@@ -128,10 +132,26 @@ class Forward:
             # Written anew: what was checked is what the engine reads, even if a key occurs twice.
             body["model"] = upstream.model
             content = await _in_turn(len(raw), lambda: json.dumps(body).encode())
-            await self._pass_on(upstream, endpoint.target, content, send, answered)
+            most_bytes = max(limits.most_chars, READ_BYTES)
+            turns = self._turns.setdefault(upstream.model, ReadTurns(most_bytes))
+            turn = await turns.take(len(content))
+
+            def on_chunk(chunk: bytes) -> None:
+                turn.end()
+                answered.add(chunk)
+
+            try:
+                await self._pass_on(upstream, endpoint.target, content, send, on_chunk)
+            finally:
+                turn.end()
 
     async def _pass_on(
-        self, upstream: Upstream, path: str, content: bytes, send: Send, answered: Answered
+        self,
+        upstream: Upstream,
+        path: str,
+        content: bytes,
+        send: Send,
+        on_chunk: Callable[[bytes], None],
     ) -> None:
         headers: list[tuple[bytes | str, bytes | str]] = [*_SENT_HEADERS]
         if upstream.api_key:
@@ -160,7 +180,7 @@ class Forward:
                 has_begun = True
 
                 async def write(chunk: bytes) -> None:
-                    answered.add(chunk)
+                    on_chunk(chunk)
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
                 await _copy(chunks, write)

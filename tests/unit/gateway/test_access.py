@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse
 from tests.gateways import CHAT, ask, gateway, send_raw, serve, upstream_at
 from tests.patience import PATIENCE_S
 
+from edgekit.errors import UsageError
 from edgekit.gateway.access import Access
 from edgekit.gateway.types import GatewaySettings
 from edgekit.server import bodies, connections
@@ -122,6 +123,7 @@ class TestSites:
             (("https://chat.example/",), (), "https://chat.example", 200),
             (("https://chat.example",), (), "https://chat.example.evil", 403),
             (("https://chat.example",), (KEY,), "https://other.example", 403),
+            (("*",), (KEY,), "https://other.example", 200),
             ((), (KEY,), "https://other.example", 200),
             ((), (), "https://other.example", 403),
         ],
@@ -135,7 +137,8 @@ class TestSites:
         status: int,
     ) -> None:
         with gateway(upstream, allowed_origins=origins, api_keys=keys) as address:
-            before = ask(address, CHAT, None, method="OPTIONS", Origin=origin)
+            wanted = {"Access_Control_Request_Headers": "authorization, x-stainless-lang"}
+            before = ask(address, CHAT, None, method="OPTIONS", Origin=origin, **wanted)
             reply = ask(
                 address,
                 CHAT,
@@ -153,7 +156,11 @@ class TestSites:
         for answer in (before, reply):
             assert answer.headers["access-control-allow-origin"] == origin
             assert answer.headers["vary"] == "Origin"
-        assert "authorization" in before.headers["access-control-allow-headers"]
+        assert before.headers["access-control-allow-headers"] == "authorization, x-stainless-lang"
+
+    def test_all_sites_without_a_key_are_refused(self) -> None:
+        with pytest.raises(UsageError, match="any web page"):
+            Access(GatewaySettings(allowed_origins=("*",)))
 
 
 class TestKeys:

@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -24,6 +25,7 @@ from edgekit.errors import UsageError
 from edgekit.gateway.models import OneModel
 from edgekit.gateway.server import GatewayServer
 from edgekit.gateway.types import GatewaySettings
+from edgekit.units import MIB
 
 USAGE = {"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 16}
 EVENTS = [b'data: {"n": 1}\n\n', b": a comment\n\n", b'data: {"usage": ' + json.dumps(USAGE).encode() + b"}\n\n", b"data: [DONE]\n\n"]  # fmt: skip
@@ -53,6 +55,8 @@ class Engine:
                     pass
                 self.left.set()
                 return JSONResponse({})
+            case "hold":
+                await asyncio.to_thread(self.go_on.wait, PATIENCE_S)
             case "fail":
                 return JSONResponse({"error": {"message": "too long"}}, 400)
             case "trace":
@@ -172,6 +176,21 @@ def test_models_are_listed(address: str) -> None:
     assert ask(address, "/v1/models").json == {"object": "list", "data": [row]}
     assert ask(address, "/v1/models/tiny").json == row
     assert ask(address, "/v1/models/other").error["code"] == "model_not_found"
+
+
+def test_engine_gets_a_mebibyte_of_text_at_once(engine: Engine, address: str) -> None:
+    """The other requests wait until the first ones have been answered."""
+    body = {"do": "hold", "prompt": "a" * 30_000}
+    sent_bytes = len(json.dumps({**body, "model": "engine's name"}))
+    at_once = MIB // sent_bytes
+    with ThreadPoolExecutor(at_once + 8) as pool:
+        replies = [pool.submit(ask, address, COMPLETION, body) for _ in range(at_once + 8)]
+        wait_until(lambda: len(engine.bodies) == at_once)
+        assert ask(address, "/health").status == 200
+        assert len(engine.bodies) == at_once
+        engine.go_on.set()
+        assert {reply.result().status for reply in replies} == {200}
+    assert len(engine.bodies) == at_once + 8
 
 
 class TestEngineThatIsGone:

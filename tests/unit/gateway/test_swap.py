@@ -70,19 +70,28 @@ class Request:
 class World:
     """Models with sizes, a budget, and the engines that run."""
 
-    def __init__(self, budget: int, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self, budget: tuple[int, ...], sizes: Mapping[str, tuple[int, ...]], *, preload: str = ""
+    ) -> None:
+        """Both with a number for each memory."""
         self.budget, self.sizes, self.now_s = budget, sizes, 1000.0
         self.engines: list[Engine] = []
         self.broken: set[str] = set()  # models that do not start
         self.jobs: list[asyncio.Future[None]] = []
         self.log: list[str] = []
-        self.most_bytes = 0
+        self.most_bytes = [0 for _ in budget]
         entries = [
-            ModelEntry(name=name, sizes=(size,), start=self._starter(name), limits=LIMITS)
+            ModelEntry(
+                name=name,
+                sizes=size,
+                start=self._starter(name),
+                limits=LIMITS,
+                preload=name in preload,
+            )
             for name, size in sizes.items()
         ]
         self.models = SwappingModels(
-            entries, (budget,), clock=lambda: self.now_s, in_thread=self.in_thread
+            entries, budget, clock=lambda: self.now_s, in_thread=self.in_thread
         )
 
     @property
@@ -94,7 +103,9 @@ class World:
             engine = Engine(name, pid=len(self.engines))
             self.engines.append(engine)
             self.log.append(f"start {name}")
-            self.most_bytes = max(self.most_bytes, sum(map(self.sizes.__getitem__, self.loaded)))
+            for memory, most in enumerate(self.most_bytes):
+                taken = sum(self.sizes[name][memory] for name in self.loaded)
+                self.most_bytes[memory] = max(most, taken)
             if name in self.broken:
                 raise EngineError(f"{name} has no file")
             return LoadedModel(
@@ -166,7 +177,7 @@ def scenario(budget: int = 10, **sizes: int) -> Callable[..., Callable[[], None]
 
     def decorate(test: Callable[[World], Coroutine[Any, Any, None]]) -> Callable[[], None]:
         def run() -> None:
-            asyncio.run(test(World(budget, sizes)))
+            asyncio.run(test(World((budget,), {name: (size,) for name, size in sizes.items()})))
 
         run.__name__, run.__doc__ = test.__name__, test.__doc__
         return run
@@ -439,10 +450,24 @@ async def test_names(world: World) -> None:
     assert str(missing.refusal) == "model: name one of a, b"
 
 
+def test_models_that_are_to_be_loaded_at_once_are_loaded_one_after_another() -> None:
+    async def run() -> None:
+        world = World((10,), dict.fromkeys("abcd", (3,)), preload="bcd")
+        world.broken.add("c")
+        await world.models.begin()
+        await world.settle()
+        assert world.log == ["start b"]
+        await world.finish_jobs()
+        assert world.log == ["start b", "start c", "gone c", "start d"]
+        assert world.loaded == ["b", "d"]
+
+    asyncio.run(run())
+
+
 def test_impossible_sets_of_models_are_refused() -> None:
     with pytest.raises(UsageError, match="more than the budget"):
-        World(10, {"a": 11})
-    entry = World(10, {"a": 5}).models
+        World((10, 10), {"a": (5, 11)})
+    entry = World((10,), {"a": (5,)}).models
     assert entry.answers(CHAT)
     assert not entry.answers("/slots")
 
@@ -464,14 +489,18 @@ STEPS = st.lists(
 
 
 @given(
-    st.integers(4, 12),
-    st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    st.tuples(st.integers(4, 12), st.integers(4, 12)),
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=5),
     STEPS,
 )
 def test_budget_is_kept_and_every_request_is_answered(
-    budget: int, sizes: list[int], steps: list[Step]
+    budget: tuple[int, int], sizes: list[tuple[int, int]], steps: list[Step]
 ) -> None:
-    names = {f"m{number}": min(size, budget) for number, size in enumerate(sizes)}
+    """With two memories, such as that of a card and RAM."""
+    names = {f"m{number}": tuple(map(min, size, budget)) for number, size in enumerate(sizes)}
+
+    def check(world: World) -> None:
+        assert all(most <= limit for most, limit in zip(world.most_bytes, budget, strict=True))
 
     async def run() -> None:
         world, requests = World(budget, names), list[Request]()
@@ -501,7 +530,7 @@ def test_budget_is_kept_and_every_request_is_answered(
                 case "wait":
                     world.now_s += step.number
             await world.settle()
-            assert world.most_bytes <= budget
+            check(world)
         while not all(request.is_over for request in requests):
             before = sum(request.is_over for request in requests), len(world.log)
             for request in requests:
@@ -509,7 +538,7 @@ def test_budget_is_kept_and_every_request_is_answered(
             await world.finish_jobs()
             after = sum(request.is_over for request in requests), len(world.log)
             assert after > before, "requests wait for ever"
-        assert world.most_bytes <= budget
+        check(world)
         for request in requests:
             assert request.task is not None
             assert request.task.cancelled() or request.begun or request.refusal is not None
