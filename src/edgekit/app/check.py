@@ -14,7 +14,7 @@ from edgekit.app.open import (
     answer_with_fallback,
     open_named,
 )
-from edgekit.bill.types import Change, Task, Verdict
+from edgekit.bill.types import Change, Task, Verdict, is_asked
 from edgekit.engines import engine_named
 from edgekit.engines.choices import as_named
 from edgekit.engines.flags import typed
@@ -242,7 +242,7 @@ def check_opened(
         notes = dict.fromkeys((*bill.notes, *command.notes))
         bill = replace(bill, command=command.text, notes=tuple(notes))
     # For a model that only the engine knows, each further load would be a start of it.
-    is_unknown = not request.ask_engine and result.estimate.is_asked
+    is_unknown = not request.ask_engine and is_asked(result.estimate)
     return Check(
         bill=bill,
         result=result,

@@ -15,6 +15,7 @@ from edgekit.engines import (
     every_engine,
 )
 from edgekit.engines.discovery import in_parallel
+from edgekit.engines.protocol import ANSWER_S
 from edgekit.errors import EdgekitError, MissingExtraError, UsageError
 from edgekit.index.references import is_path
 from edgekit.machine.probes import detect
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from edgekit.request import Session
 
 
-LIST_S = 2.5  # a list is not worth a longer wait for a program that hangs
+LIST_S = 2.0  # a list is not worth a longer wait for a program that hangs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ def choose_program(
         for program in programs:
             if (found := program.find()) is not None:
                 return _chosen(verb, target, program, found)
-    for installation in target.installations():
+    for installation in target.installations(ANSWER_S):
         if installation.program in names and not installation.problem:
             return _chosen(verb, target, target.program(verb, installation.program), installation)
     for program in programs:
@@ -113,7 +114,7 @@ def choose_program(
 def _installation_of(engine: Engine, program: EngineProgram) -> Installation:
     """The best installation of a program that was asked for. Raises MissingExtraError if there is none."""
     problem = ""
-    for installation in engine.installations():
+    for installation in engine.installations(ANSWER_S):
         if installation.program == program.name:
             if not installation.problem:
                 return installation

@@ -190,11 +190,6 @@ class MemoryEstimate:
         """Bytes of the reserved lines of these components."""
         return self.total(lambda line: line.component in components)
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether it is the bill of the engine itself."""
-        return any(line.basis is Basis.ASKED for line in self.lines)
-
     def in_pool(self, kind: PoolKind) -> int:
         """Bytes of the reserved lines in pools of this kind."""
         return self.total(lambda line: line.pool.kind is kind)
@@ -251,6 +246,11 @@ _STRENGTH = (Basis.EXACT, Basis.ASKED, Basis.MODELLED, Basis.ASSUMED)
 def weakest(bases: Iterable[Basis]) -> Basis:
     """The basis of a sum of numbers with these bases."""
     return max(bases, key=_STRENGTH.index, default=Basis.EXACT)
+
+
+def is_asked(estimate: MemoryEstimate) -> bool:
+    """Whether it is the bill of the engine itself."""
+    return any(line.basis is Basis.ASKED for line in estimate.lines)
 
 
 def no_better_than(line: MemoryLine, basis: Basis, within: float | None = None) -> MemoryLine:

@@ -387,7 +387,7 @@ def add_hardware(commands: Commands) -> None:
         usage="edgekit hardware [--device NAME] [--ram SIZE] [--vram SIZES] [--cpu NAME] [--measure] [--devices]"
         " [--json]",
         description="Shows the memory and GPUs of this machine, what limits and uses them, and how much llama.cpp, "
-        "vLLM and MLX may use: what is free, minus a reserve.",
+        "vLLM and MLX may use: what is free, minus a reserve. Lists the programs found here that run models.",
         epilog=DEVICE_FORMS + _HARDWARE_EXAMPLES,
         options={
             **JSON,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -162,16 +162,19 @@ def quant_of(reference: str, quant: str | None) -> str | None:
     return quant if stated is None else None
 
 
-def download_limit(arguments: argparse.Namespace) -> Callable[[Download], bool] | None:
+def download_limit(
+    arguments: argparse.Namespace, names: Sequence[str]
+) -> Callable[[Download], bool] | None:
     """The function that allows downloads up to --download-up-to; None with --no-download.
 
     A catalog model is downloaded only with --yes or --download-up-to, or after a yes at the terminal.
     """
     if arguments.no_download:
         return None
-    name, text = arguments.model, arguments.download_up_to
+    text = arguments.download_up_to
     limit = None if text is None else read("--download-up-to", parse_size, text)
-    asks = index_match(name) is not None and not arguments.yes and limit is None
+    name = next((name for name in names if index_match(name) is not None), "")
+    asks = name and not arguments.yes and limit is None
 
     def confirm(download: Download) -> bool:
         if not asks:
@@ -218,7 +221,7 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
     new_tokens = max_tokens or DEFAULT_NEW_TOKENS
     notices = StderrNotices(quiet=arguments.quiet or arguments.json)
     try:
-        confirm = download_limit(arguments)
+        confirm = download_limit(arguments, [arguments.model])
         with open_session(
             arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
         ) as session:

@@ -56,7 +56,7 @@ def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
         return serve_several(arguments, lambda: _settings(arguments, address), notices)
     (arguments.model,) = arguments.models
     try:
-        confirm = download_limit(arguments)
+        confirm = download_limit(arguments, arguments.models)
         with open_session(
             arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
         ) as session:

@@ -37,8 +37,9 @@ def serve_several(
     with needs_extra("serve", "serving several models"):
         from edgekit.gateway.server import GatewayServer
         from edgekit.gateway.swap import SwappingModels
+    confirm = download_limit(arguments, arguments.models)
     with open_session(
-        arguments, quiet=notices.quiet, confirm=download_limit(arguments), notify=notices.show
+        arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
     ) as session:
         together, planned = _plan(arguments, session)
         for member in together.members:

@@ -73,7 +73,7 @@ def ask_program(
             process.wait(_left(deadline))
         problem = f"it prints more than {_OUTPUT_BYTES // 1024} KiB" if is_flood else ""
     except (queue.Empty, subprocess.TimeoutExpired):
-        problem = f"it does not answer within {timeout_s:g} s"
+        problem = f"it does not answer within {round(timeout_s, 1):g} s"
     if problem:
         _kill(process)
         with suppress(subprocess.TimeoutExpired):

@@ -18,8 +18,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Protocol, Self, TypeVar
 
@@ -58,8 +60,9 @@ class ChildProcess:
             if shutil.which(command[0]) is None:
                 raise EngineError(f"{command[0]} is not a program that can be started")
             command = _tethered(command)
-        try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own script, or the engine's program; no shell
+
+        def begin() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(  # noqa: S603 - our own script, or the engine's program; no shell
                 list(command),
                 stdin=subprocess.PIPE if has_messages else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -67,6 +70,9 @@ class ChildProcess:
                 env=dict(environment),
                 start_new_session=True,
             )
+
+        try:
+            self._process = _starting_thread().submit(begin).result()
         except (OSError, ValueError) as error:
             raise EngineError(f"cannot start a process for the engine: {error}") from error
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -164,14 +170,18 @@ class ChildProcess:
                 self._on_line(line.decode(errors="replace"))
 
 
+@lru_cache(1)
+def _starting_thread() -> ThreadPoolExecutor:
+    """The thread that starts all processes: the kernel ends a process together with the thread that started it."""
+    return ThreadPoolExecutor(1, thread_name_prefix="edgekit-start")
+
+
 def _tethered(command: Sequence[str]) -> list[str]:
     """The command, on Linux by way of a script that asks the kernel to end the program with this process.
 
-    Elsewhere a program outlives this process if that is killed. So it does if a thread other than the first starts it:
-    the kernel would end it together with that thread.
+    Elsewhere a program outlives this process if that is killed.
     """
-    is_first_thread = threading.get_native_id() == os.getpid()
-    if sys.platform != "linux" or not is_first_thread:
+    if sys.platform != "linux":
         return list(command)
     return [sys.executable, "-P", str(_TETHERED), str(os.getpid()), *command]
 

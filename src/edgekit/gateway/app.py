@@ -15,15 +15,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgekit.gateway.access import Access
+from edgekit.gateway.engine_http import make_client
 from edgekit.gateway.errors import GatewayError, too_many, unavailable, unknown_model
-from edgekit.gateway.forward import Forward, make_client
+from edgekit.gateway.forward import Forward
 from edgekit.gateway.metrics import CONTENT_TYPE, Metrics
 from edgekit.gateway.types import GatewaySettings, Models, ServedModel
 from edgekit.server.bodies import drain
 from edgekit.server.requests import CLOSE, Header, RequestHead
 
 if TYPE_CHECKING:
-    import httpx2
+    import httpcore2
 
 HEADERS: tuple[Header, ...] = (
     (b"x-content-type-options", b"nosniff"),
@@ -42,7 +43,7 @@ def create_gateway(
     memory_bytes: Callable[[], int | None] = lambda: None,
 ) -> Starlette:
     """The application. `memory_bytes`: resident memory of the engines, for /metrics."""
-    metrics, clients = Metrics(), list["httpx2.AsyncClient"]()
+    metrics, clients = Metrics(), list["httpcore2.AsyncConnectionPool"]()
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

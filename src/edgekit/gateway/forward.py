@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-import httpx2
+import httpcore2
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from edgekit.gateway.checks import check_request
+from edgekit.gateway.engine_http import GONE
 from edgekit.gateway.errors import GatewayError, too_many, unavailable
 from edgekit.gateway.json_body import read_object
 from edgekit.gateway.metrics import Answered, Metrics
@@ -22,14 +22,14 @@ from edgekit.gateway.types import GatewaySettings, Models, Upstream
 from edgekit.server.bodies import BodyProblem, read_body
 from edgekit.server.requests import CLOSE, Header
 
-CONNECT_TIMEOUT_S = 5.0
-# An engine may be silent for minutes while it reads a long prompt. If it dies, its connection ends.
-TIMEOUT = httpx2.Timeout(CONNECT_TIMEOUT_S, read=None, pool=None)
-# No connection is used twice: an engine closes an idle one at any time, and llama.cpp keeps a thread for each.
-LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
 LARGE_BYTES = 256 * 1024  # a body that takes milliseconds to parse is parsed in a thread
 MOST_PENDING_BYTES = 256 * 1024  # of a response, while its client does not read
 MOST_BODIES = 8  # of the largest size, held at once
+_SENT_HEADERS: tuple[Header, ...] = (
+    (b"Content-Type", b"application/json"),
+    (b"Accept-Encoding", b"identity"),
+    CLOSE,
+)
 _PASSED_HEADERS = frozenset(
     {b"content-type", b"content-length", b"cache-control", b"retry-after", b"x-request-id"}
 )
@@ -41,19 +41,6 @@ Result = TypeVar("Result")
 _log = logging.getLogger("edgekit.gateway")
 
 
-def make_client() -> httpx2.AsyncClient:
-    """The client of all engines. It ignores proxies of the environment: engines are on this machine."""
-    return httpx2.AsyncClient(
-        timeout=TIMEOUT,
-        limits=LIMITS,
-        trust_env=False,
-        follow_redirects=False,
-        verify=ssl.SSLContext(
-            ssl.PROTOCOL_TLS_CLIENT
-        ),  # trusts nobody: loading the usual list takes 0.1 s
-    )
-
-
 class Forward:
     """The ASGI application for the endpoints of engines."""
 
@@ -62,7 +49,7 @@ class Forward:
         settings: GatewaySettings,
         models: Models,
         metrics: Metrics,
-        client: Callable[[], httpx2.AsyncClient],
+        client: Callable[[], httpcore2.AsyncConnectionPool],
     ) -> None:
         self._settings, self._models = settings, models
         self._metrics, self._client = metrics, client
@@ -144,30 +131,26 @@ class Forward:
     async def _pass_on(
         self, upstream: Upstream, path: str, content: bytes, send: Send, answered: Answered
     ) -> None:
-        headers = {
-            "Content-Type": "application/json",
-            "Accept-Encoding": "identity",
-            "Connection": "close",
-        }
+        headers: list[tuple[bytes | str, bytes | str]] = [*_SENT_HEADERS]
         if upstream.api_key:
-            headers["Authorization"] = f"Bearer {upstream.api_key}"
+            headers.append(("Authorization", f"Bearer {upstream.api_key}"))
         has_begun, is_stream = False, False
         try:
             async with self._client().stream(
                 "POST", upstream.address + path, content=content, headers=headers
             ) as response:
-                raw = [(key.lower(), value) for key, value in response.headers.raw]
+                raw = [(key.lower(), value) for key, value in response.headers]
                 kind = dict(raw).get(b"content-type", b"")
                 is_stream = kind.startswith(_EVENTS)
-                if response.status_code >= 500 and b"json" not in kind:
+                if response.status >= 500 and b"json" not in kind:
                     raise GatewayError(
-                        f"the engine failed (HTTP {response.status_code}); its log says why",
+                        f"the engine failed (HTTP {response.status}); its log says why",
                         status=502,
                         kind="server_error",
                     )
                 passed = [header for header in raw if header[0] in _PASSED_HEADERS]
                 passed += [_UNBUFFERED] if is_stream else []
-                start = {"status": response.status_code, "headers": passed}
+                start = {"status": response.status, "headers": passed}
                 await send({"type": "http.response.start", **start})
                 has_begun = True
 
@@ -175,8 +158,8 @@ class Forward:
                     answered.add(chunk)
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
-                await _copy(response.aiter_raw(), write)
-        except (httpx2.TransportError, OSError) as error:
+                await _copy(response.aiter_stream(), write)
+        except GONE as error:
             gone = unavailable("the engine is not running or stopped; try again in a moment")
             if not has_begun:
                 raise gone from error

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine, weakest
+from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine, is_asked, weakest
 from edgekit.engines import engine_named
 from edgekit.errors import EdgekitError, printable
 from edgekit.machine.types import Pool, PoolKind
@@ -93,7 +93,7 @@ def bill_text(bill: EstimateAnswer, screen: Screen = PLAIN) -> str:
 
 def asked_words(estimate: MemoryEstimate) -> str:
     """What marks a bill that the engine reports itself; empty for one of EdgeKit's."""
-    return "memory: asked of the engine" if estimate.is_asked else ""
+    return "memory: asked of the engine" if is_asked(estimate) else ""
 
 
 def _in_pool(name: str) -> str:

@@ -200,26 +200,29 @@ def _budget_row(budget: Budget, machine: Machine) -> str:
 
 
 def program_rows(programs: Sequence[InstalledProgram]) -> Iterator[str]:
-    """Each program in a row, the engine's name first; what to install if there is none."""
-    for item in programs:
-        found = item.installation
-        version = f"{found.version} ({found.build})" if found.build else found.version
-        can_use = " and ".join(filter(None, (", ".join(found.backends[:-1]), *found.backends[-1:])))
-        facts = [f"{found.program} {version}".strip(), can_use]
-        facts += [f"finds {', '.join(found.devices)}"] if found.devices else []
-        facts += [f"billed as {found.rules_version}"] if found.rules_version else []
-        where = f"{found.origin}: {found.path}" if found.path else found.origin
-        if found.problem:
-            use = f"; cannot be started: {found.problem}"
-        elif item.verbs:
-            use = ""
-        else:
-            use = "; answers `verify` and --ask-engine"
-        yield f"{', '.join(filter(None, facts))}; {where}{use}"
+    """Each program in a row; what to install if there is none."""
+    yield from map(_program_row, programs)
     if not programs:
         engine = default_engine()
         install = engine.program(engine.starts_for[0]).install
         yield f"no program found that runs models; install one, for example: {install}"
+
+
+def _program_row(item: InstalledProgram) -> str:
+    """'llama-server b9294, CUDA and CPU, finds CUDA0: RTX 4090, billed as b9294; PATH: /usr/bin/llama-server'."""
+    found = item.installation
+    version = f"{found.version} ({found.build})" if found.build else found.version
+    facts = [
+        f"{found.program} {version}".strip(),
+        " and ".join(filter(None, (", ".join(found.backends[:-1]), *found.backends[-1:]))),
+        f"finds {', '.join(found.devices)}" if found.devices else "",
+        f"billed as {found.rules_version}" if found.rules_version else "",
+    ]
+    where = f"{found.origin}: {found.path}" if found.path else found.origin
+    use = "" if item.verbs else "answers `verify` and --ask-engine"
+    if found.problem:
+        use = f"cannot be started: {found.problem}"
+    return "; ".join(filter(None, (", ".join(filter(None, facts)), where, use)))
 
 
 def measured_rows(measured: Measured) -> Iterator[str]:
@@ -309,6 +312,7 @@ def _program_json(item: InstalledProgram) -> Json:
         "engine": item.engine.name,
         **fields(item.installation, names),
         "commands": list(item.verbs),
+        "told": _program_row(item),
     }
 
 

@@ -24,12 +24,10 @@ from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import FROM_INDEX, PLAIN, Screen, Section, render, table, with_count
 from edgekit.units import format_bytes
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for the types only: `calibrate --list` measures nothing
     from edgekit.app.calibrate import Calibrated, Remembered
     from edgekit.app.check import Check
-    from edgekit.app.together import (
-        Together,  # for the types only: `calibrate --list` measures nothing
-    )
+    from edgekit.app.together import Together
 
 _BOUNDS = (
     "Bounds: weights, caches and output must match to the precision of the engine's log; compute within 10 %, or 4 MiB "

@@ -75,6 +75,7 @@ def test_programs_of_this_machine(folder: Path, capsys: pytest.CaptureFixture[st
         "rules_version": "b9294",
         "problem": None,
         "commands": ["run", "serve"],
+        "told": f"llama-server b9294 (0c1e570), CUDA and CPU, finds CUDA0: RTX 4090, billed as b9294; PATH: {path}",
     } in found
 
 

@@ -259,7 +259,7 @@ def _serve(request: dict[str, Any], tell: Tell) -> None:
     """Serves requests until standard input ends. The engine is not shut down cleanly, because that would wait for
     abandoned requests.
     """
-    _die_with_parent(signal.SIGKILL)
+    _die_with_parent()
     if sys.platform == "linux" and os.getppid() != request["parent"]:
         os._exit(1)  # the parent was gone before the kernel could watch it
     _limit(request["timeout_s"])
@@ -273,21 +273,19 @@ def _serve(request: dict[str, Any], tell: Tell) -> None:
         signal.signal(getattr(signal, name), lambda *_: os._exit(0))
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, 0)
-    if not request["goes_with_parent"]:
-        _die_with_parent(0)  # the kernel counts threads as parents, and one may end before the rest
     tell(address=server.listening_address, **_memory("loaded"))
     sys.stdin.buffer.read()
     os._exit(0)
 
 
-def _die_with_parent(number: int) -> None:
-    """Asks the kernel to send this signal when the parent dies; 0: no signal. While the model loads, no Python code
+def _die_with_parent() -> None:
+    """Asks the kernel to kill this process when the parent dies. While the model loads, no Python code
     runs here, so only the kernel can end this process. On systems other than Linux an orphan finishes loading, then
     exits.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 # --- embed

@@ -125,16 +125,17 @@ def _server(found: FoundProgram, timeout_s: float) -> Iterator[Installation]:
     )
     shown = _read_version(version.text)
     devices = read_devices(listed.text)
+    problem = version.problem or shown.problem or listed.problem
     yield Installation(
         program=SERVER_NAME,
         origin=found.origin,
         path=path,
         version=shown.version,
         build=shown.build,
-        backends=_backends(devices, _folders_of(found.path), listed.text),
+        backends=() if problem else _backends(devices, _folders_of(found.path), listed.text),
         devices=devices,
         rules_version=shown.rules_version,
-        problem=version.problem or shown.problem or listed.problem,
+        problem=problem,
     )
 
 
@@ -145,15 +146,16 @@ def _fit_tool(found: FoundProgram, timeout_s: float) -> Iterator[Installation]:
         [path, "--version"], timeout_s=timeout_s, environment=child_environment({})
     )
     shown = _read_version(version.text)
+    problem = version.problem or shown.problem
     yield Installation(
         program=FIT_TOOL_NAME,
         origin=found.origin,
         path=path,
         version=shown.version,
         build=shown.build,
-        backends=_backends((), _folders_of(found.path)),
+        backends=() if problem else _backends((), _folders_of(found.path)),
         rules_version=shown.rules_version,
-        problem=version.problem or shown.problem,
+        problem=problem,
     )
 
 

@@ -45,10 +45,11 @@ async function showMachine(found, signal, again) {
   }
 }
 
-function parts({ machine: told, engines }) {
+function parts({ machine: told, engines, programs }) {
   return [
     section(told.what_if ? HARDWARE.whatIf(told.name) : HARDWARE.found, basics(told), deviceList(told)),
     section(HARDWARE.usable, usableTable(engines)),
+    programs && section(HARDWARE.programs, bullets(programs.length ? programs.map((one) => one.told) : [HARDWARE.noPrograms])),
     told.calibration && measured(told.calibration),
     told.notes.length > 0 && section(HARDWARE.notes, bullets(told.notes)),
   ].filter(Boolean);

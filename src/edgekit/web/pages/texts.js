@@ -402,6 +402,8 @@ export const HARDWARE = {
   whatIf: (name) => `Checked machine: ${name}`,
   usable: "Usable memory",
   usableBy: "Usable",
+  programs: "Programs",
+  noPrograms: "No program was found that runs models: pip install 'edgekit-models[llama]' installs llama.cpp.",
   notes: "Notes",
   system: "System",
   processor: "Processor",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.programs import write_program
 from tests.runtime_engines import small_model
 
 from edgekit.bill.types import CACHES, Component, Load, cache_type
@@ -19,8 +20,9 @@ from edgekit.engines.llamacpp.architectures import architecture_names
 from edgekit.engines.llamacpp.asked import asked_lines
 from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run.verification import ask_engine
-from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
+from edgekit.engines.llamacpp.types import Backend, DeviceSlot, LlamaCppSetup, LlamaMode
 from edgekit.engines.program import NOTHING, EngineReport, MeasuredBytes, ReportedMemory
+from edgekit.errors import EngineError
 from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model import open_model
 from edgekit.units import MIB, Basis
@@ -251,3 +253,86 @@ def test_unknown_architecture_is_not_asked_for_another_machine(run: Run, model: 
     assert code == 2
     assert "a newer version may" in err
     assert "asked on this machine" not in err
+
+
+# As llama-fit-params logs it for Qwen2.5 7B on an H200, and as it would with another card.
+GPU_LOG = """\
+llama_context: n_seq_max             = 1
+llama_context: n_ctx                 = 4096
+llama_context:  CUDA_Host  output buffer size =     0.49 MiB
+llama_kv_cache: size =  448.00 MiB (  4096 cells,  28 layers,  1/1 seqs), K (f16):  224.00 MiB, V (f16):  224.00 MiB
+sched_reserve:      CUDA0 compute buffer size =    30.50 MiB
+sched_reserve:      CUDA1 compute buffer size =    10.10 MiB
+sched_reserve:  CUDA_Host compute buffer size =    12.02 MiB
+common_memory_breakdown_print: |   - CUDA0 (NVIDIA H200)  | 143167 = 142000 + (1328 =   850 +     336 +      30) +        -161 |
+common_memory_breakdown_print: |   - CUDA1 (NVIDIA H200)  | 143167 = 142000 + (1328 =   300 +     112 +      10) +        -161 |
+common_memory_breakdown_print: |   - Host                 |                   299 =   287 +       0 +      12                |
+"""
+
+
+@pytest.fixture
+def _fit_params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A llama-fit-params on the PATH that reports two GPUs, and no wheel."""
+    code = (
+        "import sys\n"
+        "if '--version' in sys.argv: print('version: 0.6.0-dev (build 11549, commit 0c1e570)')\n"
+        f"else: print({GPU_LOG!r}, file=sys.stderr)"
+    )
+    write_program(tmp_path / "llama-fit-params", code)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    wheel = replace(binding.XLLAMACPP, is_here=lambda: False)
+    monkeypatch.setattr(asked, "METHODS", (wheel, binding.FIT_TOOL))
+
+
+@pytest.mark.usefixtures("_fit_params")
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
+def test_asked_bill_of_two_gpus(model: str, *, is_known: bool) -> None:
+    opened, load = open_model(model), Load(context_tokens=4096, sequences=1)
+    setup = replace(SERVER, backend=Backend.CUDA, devices=(DeviceSlot(), DeviceSlot()))
+    own = estimate.estimate(opened.model, load, setup)
+    bill = asked.ask(opened.model, opened.files, load, setup, own if is_known else None)
+    first, second = Pool(PoolKind.DEVICE, 0), Pool(PoolKind.DEVICE, 1)
+
+    def size(component: Component, pool: Pool) -> int:
+        return sum(
+            line.size_bytes
+            for line in bill.lines
+            if (line.component, line.pool) == (component, pool)
+        )
+
+    for component, pool, mebibytes in (
+        (Component.WEIGHTS, first, 850),
+        (Component.WEIGHTS, second, 300),
+        (Component.WEIGHTS, HOST, 287),
+        (Component.KV_CACHE, first, 336),
+        (Component.KV_CACHE, second, 112),
+        (Component.COMPUTE, first, 30),
+        (Component.COMPUTE, second, 10),
+        (Component.COMPUTE, HOST, 12),
+    ):
+        assert abs(size(component, pool) - mebibytes * MIB) <= MIB, (component, pool)
+    assert abs(bill.of(Component.KV_CACHE) - 448 * MIB) <= MIB // 100
+    for pool in (first, second):  # the driver's context, which llama.cpp does not report
+        assert size(Component.RUNTIME, pool) > 500 * MIB
+    assert dict(bill.facts)["n_ctx"] == 4096
+    assert any(
+        "llama-fit-params was asked, which runs llama.cpp as a library" in note
+        for note in bill.notes
+    )
+
+
+@pytest.mark.usefixtures("_fit_params")
+def test_asked_gpu_that_llamacpp_does_not_find(model: str, tmp_path: Path) -> None:
+    """A build for the CPU ignores the layers that are meant for a GPU."""
+    log = "\n".join(line for line in GPU_LOG.splitlines() if "- CUDA" not in line)
+    log = log.replace("size =  448.00", "size =    0.00")
+    log = "\n".join(
+        line
+        for line in log.splitlines()
+        if "CUDA0 compute" not in line and "CUDA1 compute" not in line
+    )
+    write_program(tmp_path / "llama-fit-params", f"import sys\nprint({log!r}, file=sys.stderr)")
+    opened = open_model(model)
+    setup = replace(SERVER, backend=Backend.CUDA)
+    with pytest.raises(EngineError, match="finds no GPU on this machine"):
+        asked.ask(opened.model, opened.files, Load(context_tokens=4096), setup, None)

@@ -84,7 +84,6 @@ def test_running_child_has_not_imported_edgekit(tmp_path: Path, job: str) -> Non
         **request(port=0, embedding=job == "embed", n_ctx=64, n_threads_http=1, warmup=False),
         "model": str(small_model(tmp_path / "model.gguf")),
         "parent": os.getpid(),
-        "goes_with_parent": False,
         "timeout_s": PATIENCE_S,
         "embeddings": False,
         "threads": 1,

@@ -7,7 +7,6 @@ Fitting to the free memory is off: llama.cpp would plan again and might deviate 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,7 +130,6 @@ def make_settings(launch: Launch) -> dict[str, Any]:
     }
     return {
         "parent": os.getpid(),
-        "goes_with_parent": threading.get_native_id() == os.getpid(),
         "timeout_s": launch.timeout_s,
         "model": str(launch.weights.model),
         "stop_at": None,

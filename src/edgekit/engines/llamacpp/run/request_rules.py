@@ -33,9 +33,7 @@ ENDPOINTS = (
     Endpoint(path="/detokenize"),
     Endpoint(path="/apply-template"),
 )
-MOST_PROBABILITIES = (
-    20  # as OpenAI; 2**31 of them took 170 MB for 300 tokens of a vocabulary of 512
-)
+MOST_PROBABILITIES = 20  # as OpenAI; the whole small vocabulary took 170 MB for 300 tokens
 _WHOLE = (
     "max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "n_keep", "n_discard", "n_indent",
     "min_keep", "top_k", "dry_allowed_length", "n_cache_reuse", "reasoning_budget_tokens", "t_max_predict_ms",

@@ -44,7 +44,7 @@ class NativeKernels:
 
     def scratch_floats(self, kind: TensorType, columns: int) -> int:
         kind.row_bytes(columns)
-        return c_kernels.scratch_floats()
+        return c_kernels.scratch_floats(columns)
 
     def multiply(
         self, kind: TensorType, weights: Bytes, x: Floats, out: Floats, scratch: Floats

@@ -20,7 +20,7 @@ def floats(*shape: int) -> Any:
     return np.zeros(shape, np.float32)
 
 
-SCRATCH = floats(_native.scratch_floats())
+SCRATCH = floats(_native.scratch_floats(64))
 
 
 @pytest.mark.parametrize(

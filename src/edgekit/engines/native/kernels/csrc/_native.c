@@ -13,10 +13,6 @@
 
 #include "native.h"
 
-#ifdef EDGEKIT_X86_VARIANTS
-#include <cpuid.h>
-#endif
-
 static const struct variant *kernels = &edgekit_plain;
 static struct codebooks *codebooks; /* read on first use of a type that needs them */
 
@@ -243,7 +239,7 @@ static PyObject *call_multiply(PyObject *self, PyObject *const *args, Py_ssize_t
     if (!(weights = view(&views, args[1], PyBUF_SIMPLE)) ||
         !get_matrix(&views, args[2], false, "x", &x) ||
         !get_matrix(&views, args[3], true, "out", &out) ||
-        !get_floats(&views, args[4], true, "scratch", use->scratch_floats, &scratch) ||
+        !get_floats(&views, args[4], true, "scratch", use->scratch_floats(x.columns), &scratch) ||
         !is_whole_matrix(type, out.columns, x.columns, weights->len))
         goto done;
     if (x.rows != out.rows) {
@@ -571,10 +567,13 @@ static PyObject *call_load_codebooks(PyObject *self, PyObject *bytes)
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *call_scratch_floats(PyObject *self, PyObject *none)
+static PyObject *call_scratch_floats(PyObject *self, PyObject *object)
 {
-    (void)self, (void)none;
-    return PyLong_FromSsize_t(kernels->scratch_floats);
+    (void)self;
+    ptrdiff_t columns;
+    if (!get_size(object, "columns", MOST_POSITION, &columns))
+        return NULL;
+    return PyLong_FromSsize_t(kernels->scratch_floats(columns));
 }
 
 static PyObject *call_attention_floats(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -616,37 +615,11 @@ static PyObject *call_type_ids(PyObject *self, PyObject *none)
     return ids;
 }
 
-#ifdef EDGEKIT_X86_VARIANTS
-/* Not every compiler that knows __builtin_cpu_supports knows this word. */
-static bool converts_halves(void)
-{
-    unsigned a, b, c = 0, d;
-    return __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
-}
-#endif
-
-/* Best last. */
-static int list_variants(const struct variant *found[3])
-{
-    int count = 0;
-    found[count++] = &edgekit_plain;
-#ifdef EDGEKIT_X86_VARIANTS
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_halves()) {
-        found[count++] = &edgekit_avx2;
-        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-            found[count++] = &edgekit_avx512;
-    }
-#endif
-    return count;
-}
-
 static PyObject *call_variants(PyObject *self, PyObject *none)
 {
     (void)self, (void)none;
-    const struct variant *found[3];
-    int count = list_variants(found);
+    const struct variant *found[MOST_VARIANTS];
+    int count = edgekit_variants(found);
     PyObject *names = PyTuple_New(count);
     for (int i = 0; names && i < count; i++) {
         PyObject *name = PyUnicode_FromString(found[i]->name);
@@ -660,8 +633,8 @@ static PyObject *call_variants(PyObject *self, PyObject *none)
 static PyObject *call_use_variant(PyObject *self, PyObject *name)
 {
     (void)self;
-    const struct variant *found[3];
-    for (int i = list_variants(found) - 1; i >= 0; i--)
+    const struct variant *found[MOST_VARIANTS];
+    for (int i = edgekit_variants(found) - 1; i >= 0; i--)
         if (PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, found[i]->name) == 0) {
             kernels = found[i];
             return Py_NewRef(Py_None);
@@ -673,8 +646,8 @@ static PyObject *call_use_variant(PyObject *self, PyObject *name)
 static int start(PyObject *module)
 {
     (void)module;
-    const struct variant *found[3];
-    kernels = found[list_variants(found) - 1];
+    const struct variant *found[MOST_VARIANTS];
+    kernels = found[edgekit_variants(found) - 1];
     return 0;
 }
 
@@ -692,7 +665,7 @@ static PyMethodDef methods[] = {
     FAST(activate),
     FAST(rope),
     {"load_codebooks", call_load_codebooks, METH_O, NULL},
-    {"scratch_floats", call_scratch_floats, METH_NOARGS, NULL},
+    {"scratch_floats", call_scratch_floats, METH_O, NULL},
     FAST(attention_floats),
     {"attend_floats", call_attend_floats, METH_O, NULL},
     {"held_bytes", call_held_bytes, METH_NOARGS, NULL},

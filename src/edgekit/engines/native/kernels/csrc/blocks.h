@@ -152,9 +152,11 @@ ALWAYS vec upper_halves(const uint8_t *from)
 /* `read` gives LANES numbers of `size` bytes each. A sum that is not finite is made of a weight or
    an x that is not; only then is it looked for. */
 #define DOT_PLAIN(name, size, read)                                                                \
-    static ptrdiff_t dot_##name(const uint8_t *source, ptrdiff_t blocks, const float *x,           \
-                                const struct codebooks *books, float *out)                         \
+    static ptrdiff_t dot_##name(const uint8_t *source, ptrdiff_t blocks,                           \
+                                const struct factors *row, const struct codebooks *books,          \
+                                float *out)                                                        \
     {                                                                                              \
+        const float *x = row->x;                                                                   \
         vec sums[DOT_SUMS] = {splat(0), splat(0), splat(0), splat(0)};                             \
         ptrdiff_t i = 0;                                                                           \
         for (; i + DOT_SUMS * LANES <= blocks; i += DOT_SUMS * LANES)                              \

@@ -29,10 +29,19 @@ ALWAYS vec coded_weights(const struct coded *c, int i, const int part_weights, c
 
 enum { DOT_SUMS = 4 }; /* an addition takes four cycles, and none waits for another */
 
-/* Adds the products of a block and as many floats to the sums. */
-ALWAYS void add_products(const struct coded *c, const float *x, vec *sums, const int block_weights,
-                         const int part_weights, const bool has_offsets)
+/* Adds the products of a block and the floats from `first` on to the sums. */
+#if defined(DIGITS)
+ALWAYS void add_products(const struct coded *c, const struct factors *row, ptrdiff_t first, vec *sums,
+                         const int block_weights, const int part_weights, const bool has_offsets)
 {
+    add_digit_products(c->codes, c->scales, has_offsets ? c->offsets : NULL, row, first, sums,
+                       block_weights, part_weights);
+}
+#else
+ALWAYS void add_products(const struct coded *c, const struct factors *row, ptrdiff_t from, vec *sums,
+                         const int block_weights, const int part_weights, const bool has_offsets)
+{
+    const float *x = row->x + from;
     const int together = block_weights < DOT_SUMS * LANES ? block_weights / LANES : DOT_SUMS;
     for (int first = 0; first < block_weights; first += together * LANES)
         UNROLL
@@ -41,6 +50,18 @@ ALWAYS void add_products(const struct coded *c, const float *x, vec *sums, const
             sums[s] += coded_weights(c, i, part_weights, has_offsets) * load(x + i);
         }
 }
+#endif
+
+#if defined(PAIRS) /* which read blocks on their own (pairs.h) */
+#define READ(name, part_weights, has_offsets)                                                      \
+    enum { name##_part = part_weights, name##_offsets = has_offsets };                             \
+    static bool read_##name(const uint8_t *block, struct coded *to, const struct codebooks *books) \
+    {                                                                                              \
+        return name(block, to, books);                                                             \
+    }
+#else
+#define READ(name, part_weights, has_offsets)
+#endif
 
 /* The functions of a type, made of `name`, which reads one block and says whether its scales are
    finite: `unpack` writes floats, `dot` multiplies by one row of floats on the way. */
@@ -58,15 +79,17 @@ ALWAYS void add_products(const struct coded *c, const float *x, vec *sums, const
         }                                                                                          \
         return -1;                                                                                 \
     }                                                                                              \
-    static ptrdiff_t dot_##name(const uint8_t *source, ptrdiff_t blocks, const float *x,           \
-                                const struct codebooks *books, float *out)                         \
+    READ(name, part_weights, has_offsets)                                                          \
+    static ptrdiff_t dot_##name(const uint8_t *source, ptrdiff_t blocks,                           \
+                                const struct factors *row, const struct codebooks *books,          \
+                                float *out)                                                        \
     {                                                                                              \
         struct coded c;                                                                            \
         vec sums[DOT_SUMS] = {splat(0), splat(0), splat(0), splat(0)};                             \
         for (ptrdiff_t b = 0; b < blocks; b++) {                                                   \
             if (!name(source + b * (block_bytes), &c, books))                                      \
                 return b;                                                                          \
-            add_products(&c, x + b * (block_weights), sums, block_weights, part_weights,           \
+            add_products(&c, row, b * (block_weights), sums, block_weights, part_weights,          \
                          has_offsets);                                                             \
         }                                                                                          \
         *out = total((sums[0] + sums[1]) + (sums[2] + sums[3]));                                   \

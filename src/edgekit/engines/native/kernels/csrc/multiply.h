@@ -7,6 +7,19 @@ enum {
     SCRATCH_FLOATS = PANEL_FLOATS > DOT_FLOATS ? PANEL_FLOATS : DOT_FLOATS,
 };
 
+static ptrdiff_t scratch_floats(ptrdiff_t columns)
+{
+    ptrdiff_t most = SCRATCH_FLOATS;
+#if defined(DIGITS)
+    most = digits_floats(columns) > most ? digits_floats(columns) : most;
+#endif
+#if defined(PAIRS)
+    most = TOKENS_FLOATS > most ? TOKENS_FLOATS : most;
+#endif
+    (void)columns;
+    return most;
+}
+
 /* A piece of W: `rows` rows from `row` on, `depth` columns from `column` on. */
 struct piece {
     const struct type *type;
@@ -80,14 +93,21 @@ static ptrdiff_t multiply_many(struct piece p, struct matrix x, struct matrix ou
 }
 
 /* One token: a row is not worth unpacking for a single use. */
-static ptrdiff_t multiply_one(const struct type *type, const uint8_t *weights, const float *x,
-                              ptrdiff_t columns, struct matrix out, const struct codebooks *books)
+static ptrdiff_t multiply_one(const struct type *type, const uint8_t *weights, struct matrix x,
+                              struct matrix out, float *scratch, const struct codebooks *books)
 {
-    ptrdiff_t row_blocks = columns / type->block_weights;
+    ptrdiff_t row_blocks = x.columns / type->block_weights;
+    struct factors factors = {.x = x.data};
+#if defined(DIGITS)
+    if (type->block_weights > 1)
+        factors = split(x.data, x.columns, scratch);
+#else
+    (void)scratch;
+#endif
     for (ptrdiff_t row = 0; row < out.columns; row++) {
         ptrdiff_t block = row * row_blocks;
-        ptrdiff_t bad = type->dot(weights + block * type->block_bytes, row_blocks, x, books,
-                                  out.data + row);
+        ptrdiff_t bad = type->dot(weights + block * type->block_bytes, row_blocks, &factors,
+                                  books, out.data + row);
         if (bad >= 0)
             return block + bad;
     }
@@ -100,7 +120,11 @@ static ptrdiff_t multiply(const struct type *type, const uint8_t *weights, struc
     for (ptrdiff_t t = 0; t < out.rows; t++)
         memset(out.data + t * out.stride, 0, (size_t)out.columns * sizeof(float));
     if (x.rows == 1 && type->dot)
-        return multiply_one(type, weights, x.data, x.columns, out, books);
+        return multiply_one(type, weights, x, out, scratch, books);
+#if defined(PAIRS)
+    if (type->read)
+        return multiply_pairs(type, weights, x, out, scratch, books);
+#endif
     struct piece whole = {
         .type = type, .weights = weights, .books = books, .row_blocks = x.columns / type->block_weights};
     return x.rows < MANY_TOKENS ? multiply_few(whole, x, out, scratch)

@@ -30,9 +30,20 @@ struct codebooks {
 typedef ptrdiff_t unpack_function(const uint8_t *source, ptrdiff_t blocks, float *out,
                                   const struct codebooks *books);
 
-/* The dot product of whole blocks with one row of floats. -1, or the first bad block, as above. */
-typedef ptrdiff_t dot_function(const uint8_t *source, ptrdiff_t blocks, const float *x,
+/* One row of floats, and what a variant has made of it to multiply faster (digits.h). */
+struct factors {
+    const float *x;
+    const int8_t *digits;
+    const float *scales, *sums;
+};
+
+/* The dot product of whole blocks with such a row. -1, or the first bad block, as above. */
+typedef ptrdiff_t dot_function(const uint8_t *source, ptrdiff_t blocks, const struct factors *row,
                                const struct codebooks *books, float *out);
+
+/* Reads one block of codes. False if a scale is not finite. */
+struct coded;
+typedef bool read_function(const uint8_t *block, struct coded *to, const struct codebooks *books);
 
 struct type {
     int ggml_id;
@@ -40,7 +51,10 @@ struct type {
     int block_bytes;
     bool needs_codebooks;
     unpack_function *unpack;
-    dot_function *dot; /* NULL: unpack, then multiply */
+    dot_function *dot;   /* NULL: unpack, then multiply */
+    read_function *read; /* NULL: it has no codes, or the variant has no use for them */
+    int part_weights;
+    bool has_offsets;
 };
 
 struct attention {
@@ -75,7 +89,7 @@ struct variant {
     const char *name;
     const struct type *types;
     int type_count;
-    ptrdiff_t scratch_floats;
+    ptrdiff_t (*scratch_floats)(ptrdiff_t columns);
     ptrdiff_t static_bytes;
     ptrdiff_t (*multiply)(const struct type *type, const uint8_t *weights, struct matrix x,
                           struct matrix out, float *scratch, const struct codebooks *books);
@@ -104,11 +118,21 @@ static inline ptrdiff_t cache_bytes(enum cache_kind kind, ptrdiff_t numbers)
 
 extern const struct variant edgekit_plain;
 
-/* GCC and Clang compile a function for a newer processor than the one they compile for. */
+/* The variants that this processor can run, the best last; how many they are. */
+enum { MOST_VARIANTS = 3 };
+int edgekit_variants(const struct variant *found[MOST_VARIANTS]);
+
+/* GCC and Clang compile a function for a newer processor than the one they compile for. For ARM older
+   ones lack the functions. */
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
 #define EDGEKIT_X86_VARIANTS 1
 extern const struct variant edgekit_avx2;
 extern const struct variant edgekit_avx512;
+#elif defined(__aarch64__) && defined(__GNUC__) &&                                                 \
+    ((defined(__clang__) && __clang_major__ >= 17) || (!defined(__clang__) && __GNUC__ >= 10))
+#define EDGEKIT_ARM_VARIANTS 1
+extern const struct variant edgekit_dotprod;
+extern const struct variant edgekit_i8mm;
 #endif
 
 #endif

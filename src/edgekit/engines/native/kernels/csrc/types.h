@@ -1,28 +1,39 @@
 /* The types that can be unpacked: GGML's id, weights and bytes of a block, whether it needs codebooks. */
+#if defined(PAIRS)
+#define CODES_OF(name) read_##name, name##_part, name##_offsets
+#else
+#define CODES_OF(name) NULL, 0, false
+#endif
+#define PLAIN(id, bytes, name) {id, 1, bytes, false, unpack_##name, dot_##name, NULL, 0, false}
+#define CODED_TYPE(id, weights, bytes, needs_codebooks, name)                                      \
+    {id, weights, bytes, needs_codebooks, unpack_##name, dot_##name, CODES_OF(name)}
+#define FLOATS(id, weights, bytes, needs_codebooks, name)                                          \
+    {id, weights, bytes, needs_codebooks, unpack_##name, NULL, NULL, 0, false}
+
 static const struct type TYPES[] = {
-    {0, 1, 4, false, unpack_f32, dot_f32},
-    {1, 1, 2, false, unpack_f16, dot_f16},
-    {30, 1, 2, false, unpack_bf16, dot_bf16},
-    {2, 32, 18, false, unpack_q4_0, dot_q4_0},
-    {3, 32, 20, false, unpack_q4_1, dot_q4_1},
-    {6, 32, 22, false, unpack_q5_0, dot_q5_0},
-    {7, 32, 24, false, unpack_q5_1, dot_q5_1},
-    {8, 32, 34, false, unpack_q8_0, dot_q8_0},
-    {10, 256, 84, false, unpack_q2_k, dot_q2_k},
-    {11, 256, 110, false, unpack_q3_k, dot_q3_k},
-    {12, 256, 144, false, unpack_q4_k, dot_q4_k},
-    {13, 256, 176, false, unpack_q5_k, dot_q5_k},
-    {14, 256, 210, false, unpack_q6_k, dot_q6_k},
-    {16, 256, 66, true, unpack_iq2_xxs, dot_iq2_xxs},
-    {17, 256, 74, true, unpack_iq2_xs, dot_iq2_xs},
-    {18, 256, 98, true, unpack_iq3_xxs, dot_iq3_xxs},
-    {19, 256, 50, true, unpack_iq1_s, NULL},
-    {20, 32, 18, false, unpack_iq4_nl, dot_iq4_nl},
-    {21, 256, 110, true, unpack_iq3_s, dot_iq3_s},
-    {22, 256, 82, true, unpack_iq2_s, dot_iq2_s},
-    {23, 256, 136, false, unpack_iq4_xs, dot_iq4_xs},
-    {29, 256, 56, true, unpack_iq1_m, NULL},
-    {34, 256, 54, false, unpack_tq1_0, dot_tq1_0},
-    {35, 256, 66, false, unpack_tq2_0, dot_tq2_0},
-    {39, 32, 17, false, unpack_mxfp4, dot_mxfp4},
+    PLAIN(0, 4, f32),
+    PLAIN(1, 2, f16),
+    PLAIN(30, 2, bf16),
+    CODED_TYPE(2, 32, 18, false, q4_0),
+    CODED_TYPE(3, 32, 20, false, q4_1),
+    CODED_TYPE(6, 32, 22, false, q5_0),
+    CODED_TYPE(7, 32, 24, false, q5_1),
+    CODED_TYPE(8, 32, 34, false, q8_0),
+    CODED_TYPE(10, 256, 84, false, q2_k),
+    CODED_TYPE(11, 256, 110, false, q3_k),
+    CODED_TYPE(12, 256, 144, false, q4_k),
+    CODED_TYPE(13, 256, 176, false, q5_k),
+    CODED_TYPE(14, 256, 210, false, q6_k),
+    CODED_TYPE(16, 256, 66, true, iq2_xxs),
+    CODED_TYPE(17, 256, 74, true, iq2_xs),
+    CODED_TYPE(18, 256, 98, true, iq3_xxs),
+    FLOATS(19, 256, 50, true, iq1_s),
+    CODED_TYPE(20, 32, 18, false, iq4_nl),
+    CODED_TYPE(21, 256, 110, true, iq3_s),
+    CODED_TYPE(22, 256, 82, true, iq2_s),
+    CODED_TYPE(23, 256, 136, false, iq4_xs),
+    FLOATS(29, 256, 56, true, iq1_m),
+    CODED_TYPE(34, 256, 54, false, tq1_0),
+    CODED_TYPE(35, 256, 66, false, tq2_0),
+    CODED_TYPE(39, 32, 17, false, mxfp4),
 };

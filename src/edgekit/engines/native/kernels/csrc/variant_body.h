@@ -8,6 +8,8 @@
 
 #include "vectors.h"
 
+#include "digits.h"
+
 #include "coded.h"
 
 #include "blocks.h"
@@ -19,6 +21,8 @@
 
 #include "dots.h"
 #include "panels.h"
+
+#include "pairs.h"
 
 #include "multiply.h"
 
@@ -33,7 +37,7 @@ const struct variant VARIANT = {
     .name = VARIANT_NAME,
     .types = TYPES,
     .type_count = sizeof TYPES / sizeof TYPES[0],
-    .scratch_floats = SCRATCH_FLOATS,
+    .scratch_floats = scratch_floats,
     .static_bytes = sizeof TYPES + sizeof(struct variant) + sizeof UNEVEN + sizeof FOUR_BIT_FLOATS +
                     sizeof SCORE + sizeof MIX,
     .multiply = multiply,
