@@ -158,7 +158,7 @@ def _chosen(
 
 
 def _engines_for(reference: str, verb: str, session: Session) -> tuple[Engine, ...]:
-    """The engines for the files that a reference names, the best first. A name of the index may have files for several."""
+    """The engines for the files of a reference, the best first. A name of the index may have files for several."""
     if reference.lower().endswith(".gguf"):
         return (default_engine(),)
     if not ("/" in reference or is_path(reference)):
