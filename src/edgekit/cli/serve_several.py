@@ -84,10 +84,7 @@ def _plan(arguments: argparse.Namespace, session: Session) -> tuple[Together, li
 
     Raises DoesNotFitError for a model that does not even fit alone.
     """
-    read = [
-        read_request(argparse.Namespace(**{**vars(arguments), "model": model}), "serve", session)
-        for model in arguments.models
-    ]
+    read = [read_request(model, arguments, "serve", session) for model in arguments.models]
     for _, _, chosen in read:
         if not chosen.shares_memory:
             raise UsageError(f"{chosen.engine.name} takes a whole GPU for itself: serve it alone")
