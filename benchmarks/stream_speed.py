@@ -139,7 +139,8 @@ def _ours(side: str, path: str, threads: int, tokens: int, cold: bool) -> Figure
         result = _timed(
             lambda: engine.feed((int(logits.argmax()),)), tokens, Path(path) if cold else None
         )
-    return {**result, "kept_mib": int(str(dict(verdict.estimate.facts)["kept_bytes"])) / MIB}
+    facts: dict[str, Any] = dict(verdict.estimate.facts)
+    return {**result, "kept_mib": facts["kept_bytes"] / MIB}
 
 
 def _llamacpp(side: str, path: str, threads: int, tokens: int, _cold: bool) -> Figures:  # noqa: FBT001 - of a table

@@ -30,7 +30,7 @@ from tests.embed_vocabularies import Vocabulary, byte_bpe, qwen2_sized, sentence
 from tools import minilm_gguf
 
 Bytes = NDArray[np.uint8]
-POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3}  # llama.h: enum llama_pooling_type
+POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}  # llama.h: enum llama_pooling_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -654,8 +654,6 @@ ERRORS = (
     "run sample:gemma-3-27b -p Hello",
     "run sample:gemma-3-27b -p Hello --engine stream",
     "run missing.gguf -p Hello -n -5",
-    "serve qwen3-8b --engine vllm --offline",
-    "serve qwen3-8b --engine mlx --offline",
     "serve missing.gguf --port banana",
     "embed missing.gguf Hello",
     "embed missing.gguf",

@@ -13,6 +13,7 @@ from edgekit.engines import (
     engine_of_program,
     engine_on,
     every_engine,
+    startable,
 )
 from edgekit.engines.discovery import in_parallel
 from edgekit.engines.protocol import ANSWER_S
@@ -92,23 +93,36 @@ def choose_program(
             )
         program = target.program(verb, wanted)
         return _chosen(verb, target, program, _installation_of(target, program))
-    target = engine_named(engine) if engine is not None else _engine_for(reference, verb, session)
-    target.program(verb)  # raises UsageError if EdgeKit does not start it
-    entries = [entry for entry in target.programs if verb in entry.verbs and not entry.on_request]
-    names = [entry.name for entry in entries]
-    programs = [target.program(verb, name) for name in names]
-    if not detect().devices:  # no build is better than another: no search
-        for program in programs:
-            if (found := program.find()) is not None:
-                return _chosen(verb, target, program, found)
-    for installation in target.installations(ANSWER_S):
-        if installation.program in names and not installation.problem:
-            return _chosen(verb, target, target.program(verb, installation.program), installation)
-    for program in programs:
-        if (found := program.find()) is not None:
-            return _chosen(verb, target, program, found)
-    ways = "; or ".join(program.install for program in programs)
-    raise MissingExtraError(f"{target.name} is not installed: {ways}")
+    targets = _engines_for(reference, verb, session) if engine is None else (engine_named(engine),)
+    targets[0].program(verb)  # raises UsageError if EdgeKit does not start it
+    for target in targets:
+        if (found := _best_of(target, verb)) is not None:
+            return _chosen(verb, target, *found)
+    ways = "; or ".join(program.install for program in _programs(targets[0], verb).values())
+    raise MissingExtraError(f"{targets[0].name} is not installed: {ways}")
+
+
+def _programs(engine: Engine, verb: str) -> dict[str, EngineProgram]:
+    """The programs that are started for the command without being asked for, by name."""
+    return {
+        entry.name: engine.program(verb, entry.name)
+        for entry in engine.programs
+        if verb in entry.verbs and not entry.on_request
+    }
+
+
+def _best_of(engine: Engine, verb: str) -> tuple[EngineProgram, Installation] | None:
+    """The best program of an engine that is installed; None if none is."""
+    programs = _programs(engine, verb)
+    at_hand = [
+        (program, found) for program in programs.values() if (found := program.find()) is not None
+    ]
+    if at_hand and not detect().devices:  # no build is better than another: no search
+        return at_hand[0]
+    for installation in engine.installations(ANSWER_S):
+        if installation.program in programs and not installation.problem:
+            return programs[installation.program], installation
+    return at_hand[0] if at_hand else None
 
 
 def _installation_of(engine: Engine, program: EngineProgram) -> Installation:
@@ -143,14 +157,17 @@ def _chosen(
     )
 
 
-def _engine_for(reference: str, verb: str, session: Session) -> Engine:
-    """The engine for the files that a reference names; the default one for a name, and if they cannot be read."""
-    if reference.lower().endswith(".gguf") or not ("/" in reference or is_path(reference)):
-        return default_engine()
+def _engines_for(reference: str, verb: str, session: Session) -> tuple[Engine, ...]:
+    """The engines for the files of a reference, the best first. A name of the index may have files for several."""
+    if reference.lower().endswith(".gguf"):
+        return (default_engine(),)
+    if not ("/" in reference or is_path(reference)):
+        others = (engine for engine in startable(verb) if not engine.streams_weights)
+        return tuple(dict.fromkeys((default_engine(), *others)))
     with suppress(EdgekitError):
         opened = open_named(reference, session).found
         if opened is not None:
             engine = engine_named(engine_on(opened.model, detect()))
             if verb in engine.starts_for:
-                return engine
-    return default_engine()
+                return (engine,)
+    return (default_engine(),)

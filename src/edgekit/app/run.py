@@ -18,7 +18,7 @@ from edgekit.app.estimate import NEXT_TO_MODEL, projector_header
 from edgekit.app.open import DEFAULT_MIX, ResolvedModel, open_named
 from edgekit.bill.spill import Purpose
 from edgekit.bill.types import Job, Start
-from edgekit.engines import default_engine
+from edgekit.engines import default_engine, startable
 from edgekit.engines.choices import accuracy_of
 from edgekit.engines.commands import gguf_search, visible_cards
 from edgekit.engines.flags import companions_in
@@ -51,6 +51,9 @@ TOOLS_TOKENS = 1024  # of a chat template around the tools; in those known up to
 _EMBEDS = (
     "{0} is an embedding model and cannot chat: use edgekit embed {0} TEXT, or edgekit serve {0}"
 )
+
+
+_RANKS = "{0} is a reranking model and cannot chat: use edgekit serve {0}, which answers /v1/rerank"
 
 
 class WeightsChosen(NamedTuple):
@@ -208,7 +211,8 @@ def with_projector(request: Request, chosen: ChosenProgram, images: tuple[Image,
     """
     engine = chosen.engine
     if not engine.image_types:
-        raise UsageError(f"--engine {engine.name} reads text only: leave out --image")
+        able = " or ".join(other.name for other in startable("run") if other.image_types)
+        raise UsageError(f"--image needs --engine {able}: {engine.name} gets text only")
     for image in images:
         if image.media_type not in engine.image_types:
             known = ", ".join(sorted(map(image_name, engine.image_types)))
@@ -225,12 +229,14 @@ def with_projector(request: Request, chosen: ChosenProgram, images: tuple[Image,
 def check_tools(chosen: ChosenProgram, tools: tuple[Mapping[str, Any], ...]) -> None:
     """Raises UsageError if there are tools, and EdgeKit cannot give them to this engine."""
     if tools and not chosen.engine.calls_tools:
-        raise UsageError(f"--engine {chosen.engine.name} calls no tools: leave out --tools")
+        able = " or ".join(engine.name for engine in startable("run") if engine.calls_tools)
+        raise UsageError(f"--tools needs --engine {able}: {chosen.engine.name} gets none")
 
 
 def sees(chosen: ChosenProgram, weights: LocalWeights) -> bool:
     """Whether prompts for this engine may have images."""
-    has_projector = weights.projector is not None or not _projector_key(chosen)
+    is_own = bool(weights.name)  # of the program, which has its projector too
+    has_projector = is_own or weights.projector is not None or not _projector_key(chosen)
     return bool(chosen.engine.image_types) and has_projector
 
 
@@ -254,8 +260,9 @@ def _sees_nothing(reference: str) -> UsageError:
 
 
 def _to_embed(request: Request, chosen: ChosenProgram, opened: OpenModel) -> Request:
-    """The request, with the engine's flags for embeddings if the model is made for them."""
-    if not opened.model.geometry.embeds:
+    """The request, with the engine's flags for embeddings if the model is made for them, or for reranking."""
+    geometry = opened.model.geometry
+    if not (geometry.embeds or geometry.ranks):
         return request
     engine = chosen.engine
     flags = dict.fromkeys(engine.embedding_start(Start()).fixed_flags, True)
@@ -333,6 +340,8 @@ def _require_runnable(resolved: ResolvedModel, chosen: ChosenProgram) -> OpenMod
     if opened.files.origin is Origin.SAMPLE:
         raise UsageError(f"{resolved.name} is a sample header without weights: use edgekit check")
     geometry = opened.model.geometry
+    if geometry.ranks and not chosen.serves:
+        raise UsageError(_RANKS.format(resolved.name))
     if not (geometry.causal or (chosen.serves and geometry.embeds)):
         raise UsageError(_EMBEDS.format(resolved.name))
     is_gguf = opened.files.container is Container.GGUF

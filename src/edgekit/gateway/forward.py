@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 import httpcore2
@@ -36,6 +36,8 @@ _SENT_HEADERS: tuple[Header, ...] = (
 _PASSED_HEADERS = frozenset(
     {b"content-type", b"content-length", b"cache-control", b"retry-after", b"x-request-id"}
 )
+_FIRST_ERROR, _FIRST_SERVER_ERROR = 400, 500
+_ERROR_BYTES = 64 * 1024  # an error that is longer is passed on as it is
 _EVENTS = b"text/event-stream"
 _UNBUFFERED: Header = (b"x-accel-buffering", b"no")  # nginx would collect events
 
@@ -168,6 +170,9 @@ class Forward:
                         status=502,
                         kind="server_error",
                     )
+                chunks: AsyncIterator[bytes] = response.aiter_stream()
+                if response.status >= _FIRST_ERROR and b"json" in kind:
+                    chunks = await _in_openai_format(response.status, chunks)
                 passed = [header for header in raw if header[0] in _PASSED_HEADERS]
                 passed += [_UNBUFFERED] if is_stream else []
                 start = {"status": response.status, "headers": passed}
@@ -178,7 +183,7 @@ class Forward:
                     on_chunk(chunk)
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
-                await _copy(response.aiter_stream(), write)
+                await _copy(chunks, write)
         except GONE as error:
             gone = unavailable("the engine is not running or stopped; try again in a moment")
             if not has_begun:
@@ -194,6 +199,28 @@ class Forward:
                 }
             )
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _in_openai_format(status: int, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """An engine's error as it is. GatewayError with its text if the engine has another format: {"error": "text"}."""
+    begin = b""
+    async for chunk in chunks:
+        begin += chunk
+        if len(begin) > _ERROR_BYTES:
+            return _again(begin, chunks)
+    with suppress(ValueError, RecursionError):
+        reply = json.loads(begin)
+        text = reply.get("error") if isinstance(reply, dict) else None
+        if isinstance(text, str):
+            kind = "server_error" if status >= _FIRST_SERVER_ERROR else "invalid_request_error"
+            raise GatewayError(text, status=status, kind=kind)
+    return _again(begin, chunks)
+
+
+async def _again(begin: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield begin
+    async for chunk in rest:
+        yield chunk
 
 
 async def _copy(chunks: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]]) -> None:

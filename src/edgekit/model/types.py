@@ -402,6 +402,11 @@ class ModelGeometry:
         """Whether it is an embedding model: an encoder, or a decoder whose file states a pooling."""
         return not self.causal or self.pooling in {"mean", "cls", "last"}
 
+    @property
+    def ranks(self) -> bool:
+        """Whether it is a reranking model, which scores a text for a query."""
+        return self.pooling == "rank"
+
 
 def block_count(geometry: ModelGeometry) -> int:
     """Layers and multi-token-prediction blocks together, as files count them."""

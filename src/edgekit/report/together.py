@@ -220,10 +220,18 @@ def configuration(answer: Together, program: str) -> str:
         f"; any {most} of these models fit at the same time"
         if most > 1
         else "; one model at a time",
+        *_fewer_words(answer, most),
         "; the router also offers other models of llama.cpp's cache, whose memory is not planned here",
         *(f"; {printable(line)}" for line in notes),
     ]
     return "\n".join(begin) + "\n" + text
+
+
+def _fewer_words(answer: Together, most: int) -> Iterator[str]:
+    """What the router could keep if the models that keep the others out were not in the file."""
+    if len(answer.fitting) > most:
+        names = _listed(map(_shown_name, answer.fitting))
+        yield f"; without the other sections --models-max {len(answer.fitting)} keeps all of {names}"
 
 
 def _model_id(member: Member, taken: Mapping[str, object]) -> str:

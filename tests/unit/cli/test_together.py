@@ -105,6 +105,7 @@ def test_router_presets_have_the_flags_of_the_commands(capsys: pytest.CaptureFix
     assert code == 0
     assert out.startswith("; save as models.ini, then: llama-server --models-preset models.ini ")
     assert "--models-max 1" in out.splitlines()[0]  # not any two fit
+    assert "without the other sections --models-max 2 keeps all of qwen3-8b and phi-4" in out
     presets = configparser.ConfigParser(delimiters=("=",), interpolation=None)
     presets.optionxform = str  # type: ignore[assignment,method-assign]  # keys are case-sensitive
     presets.read_string("[start]\n" + out)

@@ -27,6 +27,7 @@ class Mlx(Engine):
     for_programs = ("mlx", "lm-studio")
     flags = flags.FLAGS
     run_flags = MappingProxyType({quant_key: "stored"})  # not as mlx_lm.convert would make them
+    calls_tools = True
     programs = (ProgramEntry("mlx", "edgekit.engines.mlx.program:PROGRAM", ("run", "serve")),)
 
 

@@ -32,6 +32,7 @@ class Launch:
     load: Load
     setup: LlamaCppSetup
     sinks: int = 0  # tokens after BOS that stay when the window rolls
+    reranks: bool = False  # score texts for a query
     rolling: bool = False  # drop the older half when the window is full
     drafter_load: Load | None = None  # has the types of the drafter's cache; None: those of `load`
     threads: int | None = None  # None: one per core
@@ -101,6 +102,7 @@ _VERBOSITY = 4  # from this verbosity on, llama.cpp logs its buffers
 _HTTP_THREADS = 64
 _SPARE_TOKENS = 4  # server-context.cpp: sinks are limited to the window minus these
 _OFFLOAD_ALL = -1
+_RANKS = {"pooling_type": ("llama_pooling_type", "LLAMA_POOLING_TYPE_RANK")}
 _BUILT_IN = "chatml"  # llama.cpp's own template, which always works
 _TYPES = {True: "COMMON_SPECULATIVE_TYPE_DRAFT_MTP", False: "COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE"}
 
@@ -136,7 +138,7 @@ def make_settings(launch: Launch) -> dict[str, Any]:
         "needs_device": launch.needs_device,
         "threads": launch.threads,
         "parameters": server | parameters(launch.load, launch.setup) | session,
-        "enums": enum_parameters(launch.load, launch.setup),
+        "enums": enum_parameters(launch.load, launch.setup) | (_RANKS if launch.reranks else {}),
         "drafter": _drafter(launch),
         "adapters": [str(path) for path in launch.weights.adapters],
         "projector": None if projector is None else str(projector),
@@ -162,6 +164,8 @@ def server_words(launch: Launch) -> list[str]:
     words += ["-lv", str(_VERBOSITY), "--log-colors", "off", "--log-timestamps", "--log-prefix"]
     words += ["--host", launch.at.host, "--port", str(launch.at.port)]
     words += ["--threads-http", str(_HTTP_THREADS), "--metrics"]
+    if launch.reranks:
+        words.append("--reranking")
     if weights.projector is None:
         words.append("--no-mmproj")
     elif not setup.has_device:

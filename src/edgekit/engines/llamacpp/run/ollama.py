@@ -387,7 +387,21 @@ def _message(message: Message) -> dict[str, Any]:
     body: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.images:
         body["images"] = [encoded_image(image) for image in message.images]
+    if message.tool_calls:
+        body["tool_calls"] = [
+            {"function": {"name": call["name"], "arguments": _object(call["arguments"])}}
+            for call in message.tool_calls
+        ]
     return body
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The arguments of an earlier call; empty if the model did not write an object."""
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text)
+        if isinstance(value, dict):
+            return value
+    return {}
 
 
 def _timings(event: Mapping[str, Any]) -> dict[str, float]:

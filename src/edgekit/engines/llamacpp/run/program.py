@@ -194,6 +194,8 @@ def _launch(request: EngineStart) -> Launch:
         load=request.load,
         setup=LlamaCppSetup.of(request.setup),
         sinks=request.sinks,
+        reranks=request.verdict.variant is not None
+        and request.verdict.variant.model.geometry.ranks,
         rolling=request.rolling,
         drafter_load=replace(request.load, cache_k=cache_k, cache_v=cache_v),
         threads=request.threads,
