@@ -109,7 +109,9 @@ def _ours_seven_b(path: str, tokens: str, budget: str) -> dict[str, Any]:
     from edgekit.embed import open_embedder
 
     start = time.perf_counter()
-    with open_embedder(path, memory_budget=budget, threads=THREADS, tokenizer=False) as embedder:
+    with open_embedder(
+        path, memory_budget=budget, threads=THREADS, tokenizer=False, pooling="last"
+    ) as embedder:
         opened = time.perf_counter() - start
         texts = [_tokens(int(tokens), seed) for seed in range(PASSES)]
         return _best([partial(embedder.embed_tokens, [text]) for text in texts], opened)
@@ -121,6 +123,7 @@ def _wheel_seven_b(path: str, tokens: str, layout: str) -> dict[str, Any]:
     params = xllamacpp.CommonParams()
     params.model.path = path
     params.embedding, params.warmup, params.fit_params = True, False, False
+    params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_LAST
     params.n_gpu_layers, params.n_parallel = 0, 1
     params.n_ctx = params.n_batch = params.n_ubatch = max(64, -(-int(tokens) // 64) * 64)
     params.no_extra_bufts = layout == "plain"

@@ -59,7 +59,7 @@ def test_engine_logits_do_not_depend_on_the_chunk_size(
 ) -> None:
     """Also with a packed cache: tokens of one chunk see each other's keys and values packed.
 
-    Sums in another order may round to the neighbouring code, so a fifth of the packing error is allowed.
+    Sums in another order may round to the neighbouring code, so a third of the packing error is allowed.
     """
     results = []
     for kind, chunk in (("f32", 1), ("f32", 3), ("f32", 64), (cache, 1), (cache, 3), (cache, 64)):
@@ -69,8 +69,8 @@ def test_engine_logits_do_not_depend_on_the_chunk_size(
     for logits in chunked:
         np.testing.assert_allclose(logits, exact, atol=2e-5)
     packing_error = np.abs(packed - exact).mean()
-    assert np.abs(packed_by_3 - packed).mean() < packing_error / 5
-    assert np.abs(packed_by_64 - packed).mean() < packing_error / 5
+    assert np.abs(packed_by_3 - packed).mean() < packing_error / 3
+    assert np.abs(packed_by_64 - packed).mean() < packing_error / 3
 
 
 @pytest.mark.parametrize(("cache", "tolerance"), [("f16", 0.01), ("q8_0", 0.1)])
