@@ -16,6 +16,9 @@ import hashlib, http.client, json, os, signal, socket, subprocess, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+if "--version" in sys.argv:
+    print("Warning: could not connect to a running Ollama instance\nWarning: client version is 0.14.0")
+    sys.exit()
 SERVER, LIBRARY = {server!r}, {library!r}  # names that can be pulled -> files
 store = Path(os.environ["OLLAMA_MODELS"])
 store.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from edgekit.engines import (
 )
 from edgekit.engines.discovery import in_parallel
 from edgekit.engines.protocol import ANSWER_S
-from edgekit.errors import EdgekitError, MissingExtraError, UsageError
+from edgekit.errors import EdgekitError, EngineError, MissingExtraError, UsageError
 from edgekit.index.references import is_path
 from edgekit.machine.probes import detect
 
@@ -132,11 +132,13 @@ def _installation_of(engine: Engine, program: EngineProgram) -> Installation:
         if installation.program == program.name:
             if not installation.problem:
                 return installation
-            problem = problem or f" ({installation.path}: {installation.problem})"
+            problem = problem or f"{installation.path}: {installation.problem}"
     found = program.find()
-    if found is None:
-        raise MissingExtraError(f"{program.name} was not found{problem}: {program.install}")
-    return found
+    if found is not None:
+        return found
+    if problem:
+        raise EngineError(f"{program.name} cannot be started: {problem}")
+    raise MissingExtraError(f"{program.name} was not found: {program.install}")
 
 
 def _chosen(

@@ -217,7 +217,7 @@ def start(request: EngineStart, settings: Mapping[str, str]) -> OllamaProcess:
                 has_messages=False,
             ),
         )
-        process.log, process.version = log, request.installation.version
+        process.log, process.version = log, f"in Ollama {request.installation.version}"
         process.address = f"http://{in_address(connectable(launch.host))}:{launch.port}"
         return process
 
