@@ -75,6 +75,10 @@ _OPTIONS = {
     "repeat_penalty": "repeat_penalty",
     "repeat_last": "repeat_last_n",
 }
+# Settings of the user that the plan does not know; empty: Ollama's default.
+_DEFAULTS = dict.fromkeys(
+    ("OLLAMA_KV_CACHE_TYPE", "OLLAMA_FLASH_ATTENTION", "OLLAMA_SCHED_SPREAD"), ""
+)
 _CHARS_PER_TOKEN = 4  # of ordinary text 3 to 6
 _TOO_LONG = r"exceeds? the (?:available )?context"
 
@@ -197,6 +201,7 @@ def start(request: EngineStart, settings: Mapping[str, str]) -> OllamaProcess:
     environment = child_environment(
         {
             **request.environment,
+            **_DEFAULTS,
             **settings,
             "OLLAMA_HOST": f"{in_address(launch.host)}:{launch.port}",
             "OLLAMA_KEEP_ALIVE": "-1",
