@@ -14,12 +14,12 @@ from edgekit.app import run
 from edgekit.app.run import DoesNotFitError
 from edgekit.app.together import Member, Together, judge_together, sizes_of
 from edgekit.cli.console import open_session, print_event, print_line
-from edgekit.cli.launch import StderrNotices, download_limit, read_request
+from edgekit.cli.launch import StderrNotices, download_limit, read_request, stop_code
 from edgekit.engines.flags import CONTEXT, read_flags
 from edgekit.engines.process import ending_in_order, resident_of
 from edgekit.engines.program import RunOptions
 from edgekit.errors import UsageError
-from edgekit.report.run import several_ended_json, several_json
+from edgekit.report.run import several_json, stopped_json
 from edgekit.request import Request, Session
 from edgekit.server import needs_extra
 
@@ -47,7 +47,7 @@ def serve_several(
             notices.say(_member_text(member))
         entries = [_entry(model, together, session, notices) for model in planned]
     models = SwappingModels(entries, [use.budget.available_bytes for use in together.uses])
-    code: object = 0
+    code = 0
     with ending_in_order(), closing(models):
         with GatewayServer(
             settings_of(), models, memory_bytes=lambda: _resident_sum(models.pids())
@@ -63,11 +63,11 @@ def serve_several(
                 threading.Event().wait()
             except (KeyboardInterrupt, SystemExit) as stop:
                 notices.say("stopping")
-                code = stop.code if isinstance(stop, SystemExit) else 0
+                code = stop_code(stop)
         models.close()
     if arguments.json:
-        print_event(several_ended_json())
-    return "", 0 if code in {0, 128 + 15, None} else int(str(code))
+        print_event(stopped_json())
+    return "", code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
