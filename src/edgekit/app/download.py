@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgekit.app.open import open_named
-from edgekit.app.run import none_found, published_files
+from edgekit.app.published import none_found, published_files
 from edgekit.engines import default_engine
 from edgekit.errors import (
     HeaderError,

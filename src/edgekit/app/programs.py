@@ -17,7 +17,7 @@ from edgekit.engines import (
 )
 from edgekit.engines.discovery import in_parallel
 from edgekit.engines.protocol import ANSWER_S
-from edgekit.errors import EdgekitError, MissingExtraError, UsageError
+from edgekit.errors import EdgekitError, EngineError, MissingExtraError, UsageError
 from edgekit.index.references import is_path
 from edgekit.machine.probes import detect
 
@@ -132,11 +132,13 @@ def _installation_of(engine: Engine, program: EngineProgram) -> Installation:
         if installation.program == program.name:
             if not installation.problem:
                 return installation
-            problem = problem or f" ({installation.path}: {installation.problem})"
+            problem = problem or f"{installation.path}: {installation.problem}"
     found = program.find()
-    if found is None:
-        raise MissingExtraError(f"{program.name} was not found{problem}: {program.install}")
-    return found
+    if found is not None:
+        return found
+    if problem:
+        raise EngineError(f"{program.name} cannot be started: {problem}")
+    raise MissingExtraError(f"{program.name} was not found: {program.install}")
 
 
 def _chosen(
@@ -158,7 +160,7 @@ def _chosen(
 
 
 def _engines_for(reference: str, verb: str, session: Session) -> tuple[Engine, ...]:
-    """The engines for the files that a reference names, the best first. A name of the index may have files for several."""
+    """The engines for the files of a reference, the best first. A name of the index may have files for several."""
     if reference.lower().endswith(".gguf"):
         return (default_engine(),)
     if not ("/" in reference or is_path(reference)):

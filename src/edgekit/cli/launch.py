@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.app import run
 from edgekit.app.programs import ChosenProgram, choose_program
+from edgekit.app.published import index_match
 from edgekit.app.run import (
     Compared,
     DoesNotFitError,
@@ -18,7 +19,6 @@ from edgekit.app.run import (
     Forced,
     Starting,
     WeightsChosen,
-    index_match,
 )
 from edgekit.bill.types import Load
 from edgekit.cli import ReaderGoneError, warn
@@ -92,14 +92,14 @@ class StderrNotices:
 
 
 def read_request(
-    arguments: argparse.Namespace, verb: str, session: Session
+    model: str, arguments: argparse.Namespace, verb: str, session: Session
 ) -> tuple[str, Request, ChosenProgram]:
     """The model, the request for one engine, and the program that runs it. Raises UsageError; downloads nothing."""
     request = Request.from_argv(arguments)
     if len(request.engines) > 1:
         names = " or ".join(engine.name for engine in startable(verb))
         raise UsageError(f"run and serve use one engine: --engine {names}")
-    reference = at_quant(arguments.model, request.quant)
+    reference = at_quant(model, request.quant)
     wanted = vars(arguments)["with"]
     chosen = choose_program(verb, reference, session, engine=request.engine, wanted=wanted)
     rules, program = chosen.engine, chosen.program
@@ -225,7 +225,7 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
         with open_session(
             arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
         ) as session:
-            reference, request, chosen = read_request(arguments, "run", session)
+            reference, request, chosen = read_request(arguments.model, arguments, "run", session)
             notices.show_choice(chosen)
             transcript.model = absolute_reference(reference)
             if before and before != transcript.model:

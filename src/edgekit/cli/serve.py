@@ -54,13 +54,13 @@ def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
                 "--no-gateway, --alias and --restart are for a single model: leave them out"
             )
         return serve_several(arguments, lambda: _settings(arguments, address), notices)
-    (arguments.model,) = arguments.models
+    (model,) = arguments.models
     try:
         confirm = download_limit(arguments, arguments.models)
         with open_session(
             arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
         ) as session:
-            reference, request, chosen = read_request(arguments, "serve", session)
+            reference, request, chosen = read_request(model, arguments, "serve", session)
             notices.show_choice(chosen)
             judged, weights = run.fetch(reference, request, chosen, session)
         with ending_in_order(), _front(arguments, address, judged, weights) as front:

@@ -42,6 +42,8 @@ def pixels_in(url: str) -> int:
 def _size(data: bytes) -> tuple[int, int]:
     """Width and height."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        if data[12:16] != b"IHDR":  # decoders skip some chunks before it
+            raise ImageError("an image is PNG of an unknown kind")
         return struct.unpack_from(">II", data, 16)
     if data.startswith((b"GIF87a", b"GIF89a")):
         return struct.unpack_from("<HH", data, 6)

@@ -12,7 +12,7 @@ from tests.programs import FAIL, answering, write_program
 from edgekit.app import programs
 from edgekit.app.programs import ChosenProgram, choose_program, installed_programs
 from edgekit.engines import every_engine
-from edgekit.errors import MissingExtraError, UsageError
+from edgekit.errors import EngineError, UsageError
 from edgekit.machine.types import Machine
 from edgekit.machine.what_if import requested_machine
 from edgekit.request import Session
@@ -97,9 +97,10 @@ def test_a_program_that_is_asked_for_is_used(folder: Path) -> None:
 @pytest.mark.usefixtures("_without_gpu")
 def test_a_program_that_is_asked_for_and_broken_is_an_error_with_its_problem(folder: Path) -> None:
     path = write_program(folder / "llama-server", FAIL)
-    with pytest.raises(MissingExtraError) as caught:
+    with pytest.raises(EngineError) as caught:
         choose("llama-server")
-    assert f"({path}: it ends with exit code 1: error while loading" in str(caught.value)
+    text = f"llama-server cannot be started: {path}: it ends with exit code 1: error while loading"
+    assert text in str(caught.value)
 
 
 @pytest.mark.usefixtures("_without_gpu")

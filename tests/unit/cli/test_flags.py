@@ -96,7 +96,7 @@ def test_users_and_slots_exclude_each_other(capsys: pytest.CaptureFixture[str]) 
 def test_serve_users_are_slots_with_a_context_each() -> None:
     arguments = build_parser("serve").parse_args(["serve", MODEL, "--users", "3", "-c", "2k"])
     with open_session(arguments, quiet=True) as session:
-        _, request, _ = read_request(arguments, "serve", session)
+        _, request, _ = read_request(MODEL, arguments, "serve", session)
     values = request.values("llama.cpp")
     assert (values["parallel"], values["context"]) == (3, 3 * 2048)
     assert values["unified"] is False

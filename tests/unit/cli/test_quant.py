@@ -10,7 +10,7 @@ import pytest
 from tests.unit.cli.test_estimate import write_model
 
 from edgekit.app.open import open_named
-from edgekit.app.run import index_match
+from edgekit.app.published import index_match
 from edgekit.cli import main
 from edgekit.engines import engine_named
 from edgekit.errors import NotFoundError, RemoteInspectError, UsageError

@@ -160,7 +160,7 @@ def test_model_that_only_the_engine_rejects_shows_its_last_output(
         (("-p", "a", "--raw", "--system", "b"), 2, "--system"),
         (("-p", "a\udcff"), 2, "is not valid Unicode"),
         (("-p", "a", "--sinks", "4"), 2, "add --rolling"),
-        (("-p", "a", "--engine", "mlx"), 2, "edgekit plan MODEL --engine mlx"),
+        (("-p", "a", "--engine", "vllm"), 2, "vllm is not installed: pip install vllm"),
         (("-p", "a", "--engine", "stream", "-ctk", "q4_0"), 2, "f32, f16, q8_0"),
     ],
 )

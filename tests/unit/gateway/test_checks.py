@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.gateway.test_images import file_of, url_of
 
 from edgekit.engines.llamacpp.run import request_rules as llamacpp
@@ -176,6 +178,31 @@ def test_mlx_requests_that_are_refused(body: dict[str, Any], field: str) -> None
     error = check(body, MLX)
     assert error is not None
     assert error.param == field
+
+
+FIELDS = sorted(
+    {"messages", "input", "prompt", "documents", "response_format", "json_schema", "tools", "grammar", "model"}
+    | {field for rules in (LLAMACPP, VLLM, MLX) for field in (*rules.numbers, *rules.lists, *rules.refused)}
+)  # fmt: skip
+KEYS = st.sampled_from(["type", "content", "text", "image_url", "url", "pattern", "enum", "maxItems"]) | st.text(max_size=3)  # fmt: skip
+WORDS = st.sampled_from(["text", "image_url", "data:image/png;base64,iVBORw0KGgo=", "(a{0,9})"]) | st.text(max_size=5)  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORDS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    st.sampled_from([VISION, VLLM, MLX]),
+    st.sampled_from([CHAT, COMPLETION]),
+    st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6),
+)
+def test_any_request_passes_or_is_refused(
+    rules: RequestRules, path: str, body: dict[str, Any]
+) -> None:
+    error = check(body, rules, path)
+    assert error is None or (error.status == 400 and str(error.param) in str(error))
 
 
 def test_message_names_the_field_the_limit_and_the_reason() -> None:

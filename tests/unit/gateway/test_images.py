@@ -71,6 +71,10 @@ def test_small_file_of_a_huge_image() -> None:
         (url_of(b"\xff\xd8\x00\x00"), "not a valid JPEG"),
         (url_of(b"RIFF\0\0\0\0WEBPnone" + bytes(20)), "unknown kind"),
         (url_of(file_of("PNG")[:16] + bytes(8)), "no pixels"),
+        (
+            url_of(file_of("PNG")[:8] + b"\0\0\0\4CgBI" + bytes(8) + file_of("PNG")[8:]),
+            "unknown kind",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -36,7 +36,8 @@ _ENVIRONMENT = {
     "GGML_NO_BACKTRACE": "1",  # otherwise an abort starts a debugger on itself
     "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MiB of the address space
 }
-_NOT_INHERITED = ("AIP_MODE",)  # makes llama.cpp listen where Google's platform expects it
+# Settings that the plan does not know: flags as variables, and where Google's platform expects llama.cpp to listen.
+_NOT_INHERITED = ("LLAMA_ARG_", "AIP_MODE")
 # Components that the engine reports too. It does not report prompt caches and the driver's context.
 COMPARED = (
     Component.WEIGHTS,
@@ -62,7 +63,9 @@ _VERSION_TIMEOUT_S = 20.0
 
 def child_environment(added: Mapping[str, str]) -> dict[str, str]:
     """The environment of a process that runs llama.cpp."""
-    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)
+    }
     return {**inherited, **_ENVIRONMENT, **added}
 
 
