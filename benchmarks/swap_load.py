@@ -2,6 +2,7 @@
 
     python benchmarks/swap_load.py A.gguf B.gguf C.gguf [--requests 200] [-c 2048]
 
+With one client every request is a swap: the model that is asked for next is the one that was stopped last.
 The memory is that of all engine processes, sampled 20 times a second, less what one has before it loads anything.
 """
 
@@ -25,7 +26,6 @@ from edgekit.units import GIB, MIB
 
 EVERY_S = 0.05
 RESERVE_BYTES = GIB  # of the RAM, which --budget counts too
-SWAPPED_S = 0.5  # an answer without a swap is faster
 
 
 def serve(words: list[str]) -> tuple[subprocess.Popen[str], dict[str, Any]]:
@@ -110,7 +110,7 @@ def main() -> None:
         process.wait()
         idle = idle_bytes(arguments.models[0], arguments.context)
         peak = max(size - engines * idle for size, engines in sampler.samples)
-        swaps = sorted(second for second in seconds if second > SWAPPED_S)
+        seconds.sort()
         report = {
             "clients": clients,
             "requests": len(seconds),
@@ -120,9 +120,8 @@ def main() -> None:
             "peak_mib": round(peak / MIB),
             "most_engines": max(engines for _, engines in sampler.samples),
             "samples": len(sampler.samples),
-            "waits_with_a_swap": len(swaps),
-            "swap_median_s": round(statistics.median(swaps), 2) if swaps else None,
-            "swap_most_s": round(swaps[-1], 2) if swaps else None,
+            "median_s": round(statistics.median(seconds), 2),
+            "most_s": round(seconds[-1], 2),
         }
         print(json.dumps(report), flush=True)
 
