@@ -5,6 +5,7 @@ Events are passed to `Session.notify`: the NamedTuples below.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,7 @@ from edgekit.sources.types import Container, Origin, Reach
 if TYPE_CHECKING:
     from edgekit.app.programs import ChosenProgram
     from edgekit.engines.chat import Image, Prompt
-    from edgekit.engines.program import RunningEngine, Starter
+    from edgekit.engines.program import EngineProgram, RunningEngine, Starter
     from edgekit.index.types import Entry
     from edgekit.model import OpenModel
 
@@ -430,7 +431,10 @@ def run(
             counted = _count_tokens(judged, weights.model, uncounted)
             judged = judged if counted is None else judged.judge_again(job(counted))
         judged.refuse_or_warn()
-        address = Address(chats=prompt is None or not prompt.is_plain)
+        address = Address(
+            chats=prompt is None or not prompt.is_plain,
+            api_key=random_key(judged.chosen.program),
+        )
         while True:
             with ExitStack() as attempt:
                 running = attempt.enter_context(_start_engine(judged, starter, weights, address))
@@ -450,6 +454,11 @@ def run(
             judged = judged.judge_again(job(prompt_tokens))
             judged.refuse_or_warn()
         yield running, judged
+
+
+def random_key(program: EngineProgram) -> str | None:
+    """A key for an engine that only EdgeKit may use; None if the engine cannot demand one."""
+    return secrets.token_urlsafe(24) if program.has_keys else None
 
 
 @contextmanager

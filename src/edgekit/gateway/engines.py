@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,8 +18,7 @@ _LOOPBACK = "127.0.0.1"
 
 def engine_address(program: EngineProgram, name: str) -> Address:
     """Where an engine listens that only the gateway may use."""
-    key = secrets.token_urlsafe(24) if program.has_keys else None
-    return Address(host=_LOOPBACK, api_key=key, alias=name)
+    return Address(host=_LOOPBACK, api_key=run.random_key(program), alias=name)
 
 
 def upstream_of(running: RunningEngine, limits: RequestLimits, at: Address) -> Upstream:

@@ -73,7 +73,7 @@ class MlxProgram:
     install: str = INSTALL
     loads_shards: bool = True
     has_budget: bool = False
-    has_keys: bool = False
+    has_keys: bool = True
 
     def find(self) -> Installation | None:
         """mlx-lm in this Python environment."""
@@ -152,6 +152,7 @@ class MlxStarter:
                 running.address,
                 program="mlx-lm",
                 window_tokens=window,
+                api_key=request.address.api_key,
                 sampling_names=SAMPLING_NAMES,
                 too_long=TOO_LONG,
             )
@@ -228,6 +229,7 @@ def _child(
         "words": [*words[1:], "--host", launch.host, "--port", str(launch.port)],
         "window_tokens": request.load.context_tokens or 0,
         "pool_bytes": pool_bytes,
+        "api_key": request.address.api_key,
     }
 
     def begin(on_line: Callable[[str], None]) -> ChildProcess:

@@ -100,7 +100,7 @@ def _start_program(launch: Launch) -> Callable[[Callable[[str], None]], ChildPro
     words = server_words(launch)
     return lambda on_line: ChildProcess(
         words,
-        environment=child_environment({**_cards(launch), **launch.key_in_environment}),
+        environment=child_environment({**_cards(launch), **launch.access_in_environment}),
         on_line=on_line,
         has_messages=False,
     )
