@@ -20,7 +20,7 @@ from edgekit.cli.launch import StderrNotices, download_limit, read_request, refu
 from edgekit.cli.serve_several import serve_several
 from edgekit.engines.ports import LARGEST_PORT, check_port, is_loopback
 from edgekit.engines.process import ending_in_order, resident_of
-from edgekit.engines.program import Address, LocalWeights, RunningEngine
+from edgekit.engines.program import Address, LocalWeights, RunningEngine, Server
 from edgekit.errors import (
     EdgekitError,
     EngineError,
@@ -32,7 +32,6 @@ from edgekit.report.run import ended_json, ready_json, restarting_json
 from edgekit.server import needs_extra
 
 if TYPE_CHECKING:
-    from edgekit.engines.request_rules import RequestLimits
     from edgekit.gateway.models import OneModel
     from edgekit.gateway.server import GatewayServer
     from edgekit.gateway.types import GatewaySettings
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 _RESTART = re.compile(r"(no)|on-failure(?::(\d{1,6}))?")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 _STEADY_S = 300.0  # an engine that was up for this long starts again at once
-_LOOPBACK = "127.0.0.1"
 
 
 def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -114,23 +112,20 @@ class _Front:
     """The gateway, or the engine's own server."""
 
     engine_at: Address  # where the engine listens
-    limits: RequestLimits
     gateway: GatewayServer | None = None
     model: OneModel | None = None
     pid: int = 0
     problem: str = ""
 
-    def ready(self, running: RunningEngine) -> str:
+    def ready(self, running: RunningEngine, server: Server) -> str:
         """The engine is ready. Returns the address for clients."""
-        if running.server is None:
-            raise TypeError("this engine does not serve")
-        self.pid = running.server.pid
+        self.pid = server.pid
         if self.gateway is None or self.model is None:
-            return running.server.address
+            return server.address
 
         from edgekit.gateway.engines import upstream_of
 
-        self.model.upstream = upstream_of(running, self.limits, self.engine_at)
+        self.model.upstream = upstream_of(running, server, self.engine_at)
         self.problem = ""
         return self.gateway.address
 
@@ -150,7 +145,6 @@ def _front(
 ) -> Iterator[_Front]:
     """Starts the gateway, which answers 503 until the engine is ready."""
     program = judged.chosen.program
-    limits = program.request_limits(judged.check.result, weights)
     needs_gateway = bool(
         arguments.allow_host
         or arguments.allow_origin
@@ -161,7 +155,7 @@ def _front(
             raise UsageError(
                 f"--no-gateway: {program.name} has no keys and no lists of hosts and origins of its own; leave it out"
             )
-        yield _Front(engine_at=address, limits=limits)
+        yield _Front(engine_at=address)
         return
     try:
         with needs_extra("serve", "the server"):
@@ -172,11 +166,12 @@ def _front(
         if needs_gateway:
             raise
         warn(f"requests, hosts and origins are not checked: {error}")
-        yield _Front(engine_at=address, limits=limits)
+        yield _Front(engine_at=address)
         return
     name = address.alias or judged.check.bill.label
-    front = _Front(engine_at=engine_address(program, name), limits=limits)
-    front.model = OneModel(name=name, problem=lambda: front.problem)
+    front = _Front(engine_at=engine_address(program, name))
+    limits = program.request_limits(judged.check.result, weights)
+    front.model = OneModel(name=name, request_limits=limits, problem=lambda: front.problem)
     settings = _settings(arguments, address)
     with GatewayServer(settings, front.model, memory_bytes=front.resident_bytes) as front.gateway:
         yield front
@@ -241,7 +236,7 @@ class _Serving:
             if server is None or guard is None:
                 raise TypeError("this engine does not serve")
             try:
-                address = self.front.ready(running)
+                address = self.front.ready(running, server)
                 if self.as_json:  # inside the try: a reader of the JSON may stop the server at once
                     print_event(ready_json(self.judged.check, running, server, address))
                 else:

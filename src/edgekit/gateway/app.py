@@ -102,8 +102,13 @@ def create_gateway(
 
 
 def _row(model: ServedModel) -> dict[str, Any]:
-    row = {"id": model.name, "object": "model", "created": model.created_s, "owned_by": "edgekit"}
-    return row if model.window_tokens is None else {**row, "max_model_len": model.window_tokens}
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_s,
+        "owned_by": "edgekit",
+        "max_model_len": model.window_tokens,
+    }
 
 
 class Gate:

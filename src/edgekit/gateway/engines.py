@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from edgekit.app import run
 from edgekit.app.run import Judged
 from edgekit.engines.program import Address, EngineProgram, LocalWeights, RunningEngine, Server
-from edgekit.engines.request_rules import RequestLimits
 from edgekit.gateway.swap import LoadedModel
 from edgekit.gateway.types import Upstream
 
@@ -21,31 +20,22 @@ def engine_address(program: EngineProgram, name: str) -> Address:
     return Address(host=_LOOPBACK, api_key=run.random_key(program), alias=name)
 
 
-def upstream_of(running: RunningEngine, limits: RequestLimits, at: Address) -> Upstream:
+def upstream_of(running: RunningEngine, server: Server, at: Address) -> Upstream:
     """A running engine as an upstream of the gateway."""
-    if running.server is None:
-        raise TypeError("this engine does not serve")
-    return Upstream(
-        address=running.server.address,
-        api_key=at.api_key,
-        model=running.model,
-        window_tokens=limits.window_tokens,
-        rules=limits.rules,
-    )
+    return Upstream(address=server.address, api_key=at.api_key, model=running.model)
 
 
 def starter(judged: Judged, weights: LocalWeights, name: str) -> Callable[[], LoadedModel]:
     """A function that starts the engine of a model, and returns when it can answer."""
     program = judged.chosen.program
-    limits = program.request_limits(judged.check.result, weights)
 
     def start() -> LoadedModel:
         at = engine_address(program, name)
         with ExitStack() as stack:
             running = stack.enter_context(run.serve(judged, weights, at))
-            upstream = upstream_of(running, limits, at)
             if running.server is None:
                 raise TypeError("this engine does not serve")
+            upstream = upstream_of(running, running.server, at)
             return LoadedModel(
                 upstream=upstream, handle=EngineHandle(running.server, stack.pop_all())
             )

@@ -169,7 +169,6 @@ class SwappingModels:
                 name=model.entry.name,
                 created_s=model.entry.created_s,
                 window_tokens=model.entry.limits.window_tokens,
-                is_loaded=model.state is _State.READY,
                 problem=model.problem if model.retry_s > self._clock() else "",
             )
             for model in self._models.values()

@@ -18,11 +18,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from tests.gateways import CHAT, COMPLETION, Reply, ask, gateway, serve, upstream_at
+from tests.gateways import CHAT, COMPLETION, Reply, ask, gateway, one_model, serve, upstream_at
 from tests.patience import PATIENCE_S, wait_until
 
 from edgekit.errors import UsageError
-from edgekit.gateway.models import OneModel
+from edgekit.gateway.metrics import Metrics
 from edgekit.gateway.server import GatewayServer
 from edgekit.gateway.types import GatewaySettings
 from edgekit.units import MIB
@@ -202,11 +202,7 @@ class TestEngineThatIsGone:
 
     def test_known_problem_is_the_reason_also_of_health(self) -> None:
         problem = ["the engine is being started again"]
-        models = OneModel(
-            name="tiny",
-            upstream=upstream_at("http://127.0.0.1:9"),
-            problem=lambda: problem[0],
-        )
+        models = one_model(upstream_at("http://127.0.0.1:9"), problem=lambda: problem[0])
         with gateway(models) as address:
             for reply in (ask(address, CHAT, {}), ask(address, "/health")):
                 assert (reply.status, reply.error["message"]) == (503, problem[0])
@@ -285,8 +281,26 @@ class TestMetrics:
         assert lines['edgekit_model_up{model="tiny"}'] == "1"
         assert lines["edgekit_requests_in_flight"] == "1"  # the request for the metrics
 
+    @pytest.mark.parametrize("path", ['/x"}%201%0Aevil%205', "/made/up"])
+    def test_made_up_paths_are_not_listed_while_the_model_loads(self, path: str) -> None:
+        with gateway(one_model(None)) as address:
+            assert ask(address, path).status == 404
+            assert ask(address, CHAT, {}).status == 503
+            lines = self.metrics(address)
+        paths = [line for line in lines if line.startswith("edgekit_requests_total")]
+        assert paths == [
+            'edgekit_requests_total{path="/v1/chat/completions",status="503"}',
+            'edgekit_requests_total{path="other",status="404"}',
+        ]
+
+    def test_labels_are_escaped(self) -> None:
+        counted = Metrics()
+        counted.count('/x"} 1\nevil 5', 200)
+        text = counted.text((), None)
+        assert r'edgekit_requests_total{path="/x\"} 1\nevil 5",status="200"} 1' in text
+
     def test_memory_of_the_engine_is_there_if_it_is_known(self, engine: Engine) -> None:
-        models = OneModel(name="tiny", upstream=upstream_at("http://127.0.0.1:9"))
+        models = one_model(upstream_at("http://127.0.0.1:9"))
         settings = GatewaySettings(port=0)
         with GatewayServer(settings, models, memory_bytes=lambda: 123_456_789_012) as server:
             assert self.metrics(server.address)["edgekit_engine_memory_bytes"] == "123456789012"
@@ -301,7 +315,7 @@ class TestMetrics:
 class TestServer:
     def test_port_in_use_is_refused(self, address: str) -> None:
         port = int(address.rpartition(":")[2])
-        models = OneModel(name="tiny", upstream=upstream_at("http://127.0.0.1:9"))
+        models = one_model(upstream_at("http://127.0.0.1:9"))
         with pytest.raises(UsageError, match="already in use"):
             GatewayServer(GatewaySettings(port=port), models).start()
 

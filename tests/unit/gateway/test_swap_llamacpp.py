@@ -55,9 +55,7 @@ class Started:
             process = start(launch_of(path, load=load, alias=name))
             self.names.append(name)
             self.pids.append(process.pid)
-            upstream = Upstream(
-                address=process.address, model=name, window_tokens=WINDOW, rules=RULES
-            )
+            upstream = Upstream(address=process.address, model=name)
             return LoadedModel(upstream=upstream, handle=Handle(process))
 
         limits = RequestLimits(rules=RULES, window_tokens=WINDOW)
