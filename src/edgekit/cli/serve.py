@@ -20,7 +20,7 @@ from edgekit.cli.launch import StderrNotices, download_limit, read_request, refu
 from edgekit.cli.serve_several import serve_several
 from edgekit.engines.ports import LARGEST_PORT, check_port, is_loopback
 from edgekit.engines.process import ending_in_order, resident_of
-from edgekit.engines.program import Address, LocalWeights, RunningEngine, Server
+from edgekit.engines.program import Address, LocalWeights, RunningEngine, Server, why_ended
 from edgekit.errors import (
     EdgekitError,
     EngineError,
@@ -252,7 +252,7 @@ class _Serving:
                 return "", 0 if code in {0, 128 + 15, None} else int(code or 0)
             if ended is None:
                 raise EngineError("the engine neither started nor exited")
-            why = guard.reason or f"{ended.why}: {ended.last_words}"
+            why = why_ended(ended, guard)
             self.front.gone(why)
             if self.as_json:
                 print_event(ended_json(ended))

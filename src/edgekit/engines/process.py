@@ -28,7 +28,7 @@ from typing import IO, Any, Protocol, Self, TypeVar
 import psutil
 
 from edgekit.engines.ports import check_port, in_use
-from edgekit.engines.program import Ended, Resident
+from edgekit.engines.program import Ended, Resident, Server
 from edgekit.engines.watch import MappedFiles, Probes, Watch, say_nothing
 from edgekit.errors import EngineError, MemoryPressureError
 from edgekit.machine.surroundings import number_in, pairs_of
@@ -491,19 +491,23 @@ def start_server(
     *,
     tell: Callable[[str], None] = say_nothing,
     recheck: Callable[[], None] | None = None,
+    begun: Callable[[Server], None] | None = None,
     probes: Probes | None = None,
 ) -> Process:
     """Starts a server until it is ready, or cleans up completely.
 
-    `recheck` is called just before loading, and raises if the model no longer fits. `is_ready` may wait for the given
-    seconds. `tell` receives progress messages. UsageError for a port that is taken, MemoryPressureError if memory runs
-    out meanwhile, otherwise EngineError with its last log lines.
+    `recheck` is called just before loading, and raises if the model no longer fits. `begun` gets the process before
+    the model is loaded, and may raise. `is_ready` may wait for the given seconds. `tell` receives progress messages.
+    UsageError for a port that is taken, MemoryPressureError if memory runs out meanwhile, otherwise EngineError with
+    its last log lines.
     """
     check_port(launch.host, launch.port)
     if recheck is not None:
         recheck()
     process = create()
     try:
+        if begun is not None:
+            begun(process)
         with Watch(process, warn=tell, probes=probes) as watch:
             try:
                 _load(process, is_ready, tell)

@@ -8,8 +8,16 @@ from contextlib import ExitStack
 
 from edgekit.app import run
 from edgekit.app.run import Judged
-from edgekit.engines.program import Address, EngineProgram, LocalWeights, RunningEngine, Server
-from edgekit.gateway.swap import LoadedModel
+from edgekit.engines.program import (
+    Address,
+    EngineProgram,
+    LocalWeights,
+    MemoryGuard,
+    RunningEngine,
+    Server,
+    why_ended,
+)
+from edgekit.gateway.swap import Begun, LoadedModel
 from edgekit.gateway.types import Upstream
 
 _LOOPBACK = "127.0.0.1"
@@ -25,19 +33,20 @@ def upstream_of(running: RunningEngine, server: Server, at: Address) -> Upstream
     return Upstream(address=server.address, api_key=at.api_key, model=running.model)
 
 
-def starter(judged: Judged, weights: LocalWeights, name: str) -> Callable[[], LoadedModel]:
+def starter(judged: Judged, weights: LocalWeights, name: str) -> Callable[[Begun], LoadedModel]:
     """A function that starts the engine of a model, and returns when it can answer."""
     program = judged.chosen.program
 
-    def start() -> LoadedModel:
+    def start(begun: Begun) -> LoadedModel:
         at = engine_address(program, name)
         with ExitStack() as stack:
-            running = stack.enter_context(run.serve(judged, weights, at))
-            if running.server is None:
+            running = stack.enter_context(run.serve(judged, weights, at, begun))
+            server, guard = running.server, running.guard
+            if server is None or guard is None:
                 raise TypeError("this engine does not serve")
-            upstream = upstream_of(running, running.server, at)
+            upstream = upstream_of(running, server, at)
             return LoadedModel(
-                upstream=upstream, handle=EngineHandle(running.server, stack.pop_all())
+                upstream=upstream, handle=EngineHandle(server, guard, stack.pop_all())
             )
 
     return start
@@ -46,16 +55,17 @@ def starter(judged: Judged, weights: LocalWeights, name: str) -> Callable[[], Lo
 class EngineHandle:
     """A running engine with everything that belongs to it."""
 
-    def __init__(self, server: Server, held: ExitStack) -> None:
-        self._server, self._held = server, held
+    def __init__(self, server: Server, guard: MemoryGuard, held: ExitStack) -> None:
+        self._server, self._guard, self._held = server, guard, held
         self._lock = threading.Lock()
 
     @property
     def pid(self) -> int:
         return self._server.pid
 
-    def is_running(self) -> bool:
-        return self._server.poll() is None
+    def problem(self) -> str:
+        ended = self._server.poll()
+        return "" if ended is None else why_ended(ended, self._guard)
 
     def stop(self) -> None:
         with self._lock:

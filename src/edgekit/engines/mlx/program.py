@@ -212,6 +212,7 @@ def start(request: EngineStart) -> MlxProcess:
         _is_ready,
         tell=request.say,
         recheck=request.recheck,
+        begun=request.begun,
     )
 
 

@@ -231,7 +231,9 @@ def start(request: EngineStart, settings: Mapping[str, str]) -> OllamaProcess:
         process.address = f"http://{in_address(connectable(launch.host))}:{launch.port}"
         return process
 
-    return start_server(launch, create, _is_ready, tell=request.say, recheck=request.recheck)
+    return start_server(
+        launch, create, _is_ready, tell=request.say, recheck=request.recheck, begun=request.begun
+    )
 
 
 def _is_ready(process: OllamaProcess, timeout_s: float) -> bool:
