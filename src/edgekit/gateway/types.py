@@ -69,6 +69,9 @@ class GatewaySettings:
     allowed_origins: tuple[str, ...] = ()
     max_body_bytes: int = 32 * MIB  # an image from a camera has 2 to 10 MB
     body_timeout_s: float = 60.0
+    read_timeout_s: float = (
+        10.0  # after which an engine has read a request that it has not answered
+    )
     max_connections: int = MAX_CONNECTIONS
     connections_each: int = CONNECTIONS_EACH
     max_requests: int = 128  # running or waiting

@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,9 +19,21 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from tests.gateways import CHAT, COMPLETION, Reply, ask, gateway, one_model, serve, upstream_at
+from tests.gateways import (
+    CHAT,
+    COMPLETION,
+    RULES,
+    Reply,
+    ask,
+    gateway,
+    one_model,
+    serve,
+    upstream_at,
+)
 from tests.patience import PATIENCE_S, wait_until
+from tests.unit.gateway.test_images import file_of, url_of
 
+from edgekit.engines.request_rules import ImageLimit, RequestLimits
 from edgekit.errors import UsageError
 from edgekit.gateway.metrics import Metrics
 from edgekit.gateway.server import GatewayServer
@@ -178,15 +191,54 @@ def test_models_are_listed(address: str) -> None:
     assert ask(address, "/v1/models/other").error["code"] == "model_not_found"
 
 
-def test_engine_gets_a_mebibyte_of_text_at_once(engine: Engine, address: str) -> None:
+@pytest.fixture
+def patient(engine: Engine) -> Iterator[str]:
+    """A gateway that waits for the first byte of every answer, and reads images."""
+    limits = RequestLimits(rules=replace(RULES, images=ImageLimit()), window_tokens=1000)
+    with (
+        serve(engine.app) as upstream,
+        gateway(upstream, limits=limits, read_timeout_s=PATIENCE_S) as address,
+    ):
+        yield address
+
+
+def test_image_does_not_hold_up_text(engine: Engine, patient: str) -> None:
+    image = url_of(file_of("PNG")) + "A" * 4 * MIB
+    parts = [{"type": "image_url", "image_url": {"url": image}}]
+    body = {"do": "hold", "messages": [{"role": "user", "content": parts}]}
+    with ThreadPoolExecutor(1) as pool:
+        picture = pool.submit(ask, patient, CHAT, body)
+        wait_until(lambda: len(engine.bodies) == 1)
+        assert ask(patient, COMPLETION, {"prompt": "a"}).status == 200
+        assert not picture.done()
+        engine.go_on.set()
+        assert picture.result().status == 200
+
+
+def test_engine_decodes_so_many_pixels_at_once(engine: Engine, patient: str) -> None:
+    """Two images of 32 million pixels; the third waits for their answers, and text does not."""
+    head = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 8192, 4096) + bytes(5)
+    parts = [{"type": "image_url", "image_url": {"url": url_of(head)}}]
+    body = {"do": "hold", "messages": [{"role": "user", "content": parts}]}
+    with ThreadPoolExecutor(3) as pool:
+        pictures = [pool.submit(ask, patient, CHAT, body) for _ in range(3)]
+        wait_until(lambda: len(engine.bodies) == 2)
+        assert ask(patient, COMPLETION, {"prompt": "a"}).status == 200
+        assert len(engine.bodies) == 3
+        engine.go_on.set()
+        assert {picture.result().status for picture in pictures} == {200}
+    assert len(engine.bodies) == 4
+
+
+def test_engine_gets_a_mebibyte_of_text_at_once(engine: Engine, patient: str) -> None:
     """The other requests wait until the first ones have been answered."""
     body = {"do": "hold", "prompt": "a" * 30_000}
     sent_bytes = len(json.dumps({**body, "model": "engine's name"}))
     at_once = MIB // sent_bytes
     with ThreadPoolExecutor(at_once + 8) as pool:
-        replies = [pool.submit(ask, address, COMPLETION, body) for _ in range(at_once + 8)]
+        replies = [pool.submit(ask, patient, COMPLETION, body) for _ in range(at_once + 8)]
         wait_until(lambda: len(engine.bodies) == at_once)
-        assert ask(address, "/health").status == 200
+        assert ask(patient, "/health").status == 200
         assert len(engine.bodies) == at_once
         engine.go_on.set()
         assert {reply.result().status for reply in replies} == {200}
