@@ -19,7 +19,7 @@ from edgekit.cli.flags import SERVE_PORT, read_host, read_integer
 from edgekit.cli.launch import StderrNotices, download_limit, read_request, refusal
 from edgekit.cli.serve_several import serve_several
 from edgekit.engines.ports import LARGEST_PORT, check_port, is_loopback
-from edgekit.engines.process import ending_in_order, resident_of
+from edgekit.engines.process import ending_in_order, family_resident_bytes
 from edgekit.engines.program import Address, LocalWeights, RunningEngine, Server, why_ended
 from edgekit.errors import (
     EdgekitError,
@@ -135,8 +135,7 @@ class _Front:
 
     def resident_bytes(self) -> int | None:
         """The resident memory of the engine."""
-        resident = resident_of(self.pid) if self.pid else None
-        return None if resident is None else resident.resident_bytes
+        return family_resident_bytes(self.pid) if self.pid else None
 
 
 @contextmanager

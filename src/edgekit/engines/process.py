@@ -270,6 +270,15 @@ def resident_of(pid: int) -> Resident | None:
     return None
 
 
+def family_resident_bytes(pid: int) -> int | None:
+    """Resident memory of a process and all that it has started, which may hold the model; None if it is gone."""
+    with suppress(psutil.Error):
+        children = psutil.Process(pid).children(recursive=True)
+        found = [resident_of(each) for each in (pid, *(child.pid for child in children))]
+        return sum(resident.resident_bytes for resident in found if resident is not None)
+    return None
+
+
 # --- a server program
 
 GRACE_S = 5.0  # between asking a program to end and killing it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -74,7 +75,7 @@ def create_gateway(
         return JSONResponse(_row(row))
 
     async def measured(_: Request) -> Response:
-        text = metrics.text(models.listed(), memory_bytes())
+        text = metrics.text(models.listed(), await asyncio.to_thread(memory_bytes))
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
     forward = Forward(settings, models, metrics, lambda: clients[-1])

@@ -13,7 +13,12 @@ import psutil
 import pytest
 from tests.patience import PATIENCE_S, wait_until
 
-from edgekit.engines.process import ChildProcess, signal_name
+from edgekit.engines.process import (
+    ChildProcess,
+    family_resident_bytes,
+    resident_of,
+    signal_name,
+)
 from edgekit.errors import EngineError
 
 ECHO = """
@@ -126,6 +131,28 @@ def is_gone(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+WITH_A_LARGE_CHILD = """
+import subprocess, sys
+script = "import time; held = bytes([1]) * 2**26; print(flush=True); time.sleep(3600)"
+child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+child.stdout.readline()
+print('{"ready": true}', flush=True)
+child.wait()
+"""
+
+
+def test_memory_of_a_process_includes_what_it_has_started() -> None:
+    with running(WITH_A_LARGE_CHILD) as child:
+        assert child.message(PATIENCE_S) == {"ready": True}
+        alone, family = resident_of(child.pid), family_resident_bytes(child.pid)
+        assert alone is not None
+        assert family is not None
+        assert family >= alone.resident_bytes + 2**26
+        child.kill()
+        child.wait()
+        assert family_resident_bytes(child.pid) is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="process groups")
