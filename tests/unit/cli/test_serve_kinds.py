@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from tests.documented import documented
 from tests.embed_models import write_model
 from tests.llama_server import write_llama_server
 from tests.patience import wait_until
@@ -152,8 +153,12 @@ def test_an_engine_that_is_killed_starts_again_at_the_same_address(chatting: Pat
     with serving(*words) as served:
         address, pid = served.address, served.ready["pid"]
         os.kill(pid, signal.SIGKILL)
-        assert [served.event()["event"] for _ in range(2)] == ["ended", "restarting"]
+        ended, restarting = served.event(), served.event()
+        assert [ended["event"], restarting["event"]] == ["ended", "restarting"]
+        assert ended.keys() - {"schema"} == documented("serve, ended")
+        assert restarting.keys() - {"schema"} == documented("serve, restarting")
         again = served.event()
+        assert again.keys() - {"schema"} <= documented("serve, ready")
         assert (again["event"], again["address"]) == ("ready", address)
         assert again["pid"] != pid
         assert ask(address, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
@@ -179,6 +184,8 @@ def test_several_models_share_a_budget_that_holds_two(tmp_path: Path) -> None:
     with serving(*words) as served:
         sizes = [model["bytes"][0] for model in served.ready["models"]]
     assert all(model["stays_loaded"] for model in served.ready["models"])
+    rows = (served.ready, *served.ready["models"], *served.ready["memories"])
+    assert set().union(*rows) - {"schema"} <= documented("serve, ready")
     # The limit counts what is reserved for the system too.
     budget = str(1024**3 + 2 * max(sizes) + max(sizes) // 2)
     with serving(*words, "--budget", budget) as served:

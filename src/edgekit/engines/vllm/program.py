@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -226,9 +226,8 @@ def start(request: EngineStart) -> VllmProcess:
 def _child(
     request: EngineStart, launch: ServerLaunch
 ) -> Callable[[Callable[[str], None]], ChildProcess]:
-    verdict = replace(request.verdict)
     words = executable(request.installation)
-    words += server_words(verdict, str(request.weights.model))
+    words += server_words(request.verdict, str(request.weights.model))
     words += ["--served-model-name", launch.title]
     words += ["--host", launch.host, "--port", str(launch.port)]
     key = {"VLLM_API_KEY": request.address.api_key} if request.address.api_key else {}
