@@ -17,7 +17,7 @@ import pytest
 from tests.documented import documented
 from tests.embed_models import write_model
 from tests.llama_server import write_llama_server
-from tests.patience import wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tests.runnable import write_chatting
 from tests.runtime_engines import ask
 from tests.serving import Served, serving
@@ -199,3 +199,18 @@ def test_several_models_share_a_budget_that_holds_two(tmp_path: Path) -> None:
         assert ask(served.address, "/v1/completions", {"model": "d", "prompt": "a"})[0] == 404
         children = psutil.Process(served.process.pid).children()
         assert len(children) <= 2
+
+
+def test_several_models_tell_why_an_engine_has_died(tmp_path: Path) -> None:
+    paths = [write_chatting(tmp_path / f"{name}.gguf") for name in "ab"]
+    with serving(*map(str, paths), "-c", "512", "-np", "1", "--threads", "1") as served:
+        body = {"model": "a.gguf", "prompt": "Hello", "max_tokens": 2}
+        assert ask(served.address, "/v1/completions", body)[0] == 200
+        children = psutil.Process(served.process.pid).children()
+        for child in children:
+            child.kill()
+        wait_until(lambda: not any(child.is_running() for child in children))
+        ask(served.address, "/v1/completions", body)
+        served.process.terminate()
+        _, shown = served.process.communicate(timeout=PATIENCE_S)
+    assert "a.gguf: llama.cpp died of SIGKILL: " in shown
