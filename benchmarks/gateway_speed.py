@@ -30,7 +30,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from edgekit.engines.request_rules import COMPLETIONS, RequestRules
+from edgekit.engines.request_rules import COMPLETIONS, RequestLimits, RequestRules
 from edgekit.gateway.models import OneModel
 from edgekit.gateway.server import GatewayServer
 from edgekit.gateway.types import GatewaySettings, Upstream
@@ -73,8 +73,10 @@ def _run_upstream(ready: Connection) -> None:
 
 def _run_gateway(ready: Connection, address: str) -> None:
     rules = RequestRules(endpoints=COMPLETIONS)
-    upstream = Upstream(address=address, model="m", window_tokens=4096, rules=rules)
-    with GatewayServer(GatewaySettings(port=0), OneModel(name="m", upstream=upstream)) as server:
+    limits = RequestLimits(rules=rules, window_tokens=4096)
+    upstream = Upstream(address=address, model="m")
+    model = OneModel(name="m", request_limits=limits, upstream=upstream)
+    with GatewayServer(GatewaySettings(port=0), model) as server:
         ready.send(server.address)
         multiprocessing.Event().wait()
 

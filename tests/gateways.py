@@ -21,6 +21,7 @@ from edgekit.engines.request_rules import (
     Endpoint,
     ListLimit,
     NumberLimit,
+    RequestLimits,
     RequestRules,
 )
 from edgekit.gateway.models import OneModel
@@ -36,6 +37,7 @@ RULES = RequestRules(
     lists={"stop": ListLimit(most=4, chars=8, reason="each is searched for")},
     refused={"chat_template": "the server uses the model's own"},
 )
+LIMITS = RequestLimits(rules=RULES, window_tokens=1000)
 
 
 @contextmanager
@@ -66,22 +68,28 @@ class _Server(uvicorn.Server):
         self.ready.set()
 
 
-def upstream_at(address: str, rules: RequestRules = RULES, **changes: Any) -> Upstream:
-    defaults: dict[str, Any] = {"model": "engine's name", "window_tokens": 1000}
-    return Upstream(address=address, rules=rules, **(defaults | changes))
+def upstream_at(address: str, *, model: str = "engine's name", api_key: str = "") -> Upstream:
+    return Upstream(address=address, model=model, api_key=api_key or None)
+
+
+def one_model(
+    upstream: Upstream | None, limits: RequestLimits = LIMITS, **changes: Any
+) -> OneModel:
+    return OneModel(name="tiny", request_limits=limits, upstream=upstream, **changes)
 
 
 @contextmanager
 def gateway(
-    upstream: str | Upstream | Models, settings: GatewaySettings | None = None, **changes: Any
+    upstream: str | Upstream | Models,
+    settings: GatewaySettings | None = None,
+    limits: RequestLimits = LIMITS,
+    **changes: Any,
 ) -> Iterator[str]:
     """A gateway on a free port. Yields its address. `changes`: fields of the settings."""
     if isinstance(upstream, str):
         upstream = upstream_at(upstream)
     models = (
-        OneModel(name="tiny", upstream=upstream, created_s=7)
-        if isinstance(upstream, Upstream)
-        else upstream
+        one_model(upstream, limits, created_s=7) if isinstance(upstream, Upstream) else upstream
     )
     with GatewayServer(settings or GatewaySettings(port=0, **changes), models) as server:
         yield server.address

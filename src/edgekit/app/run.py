@@ -5,7 +5,8 @@ Events are passed to `Session.notify`: the NamedTuples below.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +37,7 @@ from edgekit.sources.types import Container, Origin, Reach
 if TYPE_CHECKING:
     from edgekit.app.programs import ChosenProgram
     from edgekit.engines.chat import Image, Prompt
-    from edgekit.engines.program import RunningEngine, Starter
+    from edgekit.engines.program import EngineProgram, RunningEngine, Server, Starter
     from edgekit.index.types import Entry
     from edgekit.model import OpenModel
 
@@ -437,7 +438,10 @@ def run(
             counted = _count_tokens(judged, weights.model, uncounted)
             judged = judged if counted is None else judged.judge_again(job(counted))
         judged.refuse_or_warn()
-        address = Address(chats=prompt is None or not prompt.is_plain)
+        address = Address(
+            chats=prompt is None or not prompt.is_plain,
+            api_key=random_key(judged.chosen.program),
+        )
         while True:
             with ExitStack() as attempt:
                 running = attempt.enter_context(_start_engine(judged, starter, weights, address))
@@ -459,12 +463,22 @@ def run(
         yield running, judged
 
 
+def random_key(program: EngineProgram) -> str | None:
+    """A key for an engine that only EdgeKit may use; None if the engine cannot demand one."""
+    return secrets.token_urlsafe(24) if program.has_keys else None
+
+
 @contextmanager
-def serve(judged: Judged, weights: LocalWeights, address: Address) -> Iterator[RunningEngine]:
-    """A server, until the end of the block."""
+def serve(
+    judged: Judged,
+    weights: LocalWeights,
+    address: Address,
+    begun: Callable[[Server], None] = lambda _process: None,
+) -> Iterator[RunningEngine]:
+    """A server, until the end of the block. `begun` gets its process before the model is loaded, and may raise."""
     with ExitStack() as stack:
         starter = judged.chosen.program.open(weights.model, stack, None)
-        yield stack.enter_context(_start_engine(judged, starter, weights, address))
+        yield stack.enter_context(_start_engine(judged, starter, weights, address, begun))
 
 
 def job_of(prompt: Prompt | None, prompt_tokens: int, new_tokens: int) -> Job | None:
@@ -506,7 +520,11 @@ def _tokens_beside(judged: Judged, prompt: Prompt) -> int:
 
 @contextmanager
 def _start_engine(
-    judged: Judged, starter: Starter, weights: LocalWeights, address: Address
+    judged: Judged,
+    starter: Starter,
+    weights: LocalWeights,
+    address: Address,
+    begun: Callable[[Server], None] = lambda _process: None,
 ) -> Iterator[RunningEngine]:
     """A running engine, until the end of the block. What it reports is compared with the bill."""
     request, result, session = judged.request, judged.check.result, judged.session
@@ -527,6 +545,7 @@ def _start_engine(
         environment=visible_cards(result.way, chosen.engine.devices(result.machine)),
         address=address,
         recheck=judged.still_fits,
+        begun=begun,
         say=lambda text: session.notify(EngineMessage(text)),
         warn=lambda text: session.notify(EngineMessage(text, is_warning=True)),
     )

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text, code = (answer, 0) if isinstance(answer, str) else answer
         return _write(text, code)
     except EdgekitError as error:
-        warn(printable(str(error)))
+        warn(str(error))
         if not getattr(arguments, "json", False):
             return error.exit_code
         lines = getattr(arguments, "json_lines", False)
@@ -122,10 +122,10 @@ def _drop(stream: TextIO) -> None:
 
 
 def warn(sentence: str) -> None:
-    """Print one line on standard error, after "edgekit: ", unless it is closed."""
+    """Print one line, which may quote an engine, on standard error, after "edgekit: ", unless it is closed."""
     if sys.stderr is None:
         return
     try:
-        print(f"edgekit: {sentence}", file=sys.stderr, flush=True)
+        print(f"edgekit: {printable(sentence)}", file=sys.stderr, flush=True)
     except OSError:
         _drop(sys.stderr)

@@ -96,7 +96,7 @@ def _show_table(batches: Iterable[list[Answer]]) -> list[list[Answer]]:
 def references(words: Sequence[str]) -> tuple[str, ...]:
     """The models to check: folders replaced by the models in them, `-` by the names on standard input."""
     for word in dict.fromkeys(word for word in words if words.count(word) > 1):
-        warn(f"{printable(word)} was given more than once and is shown once")
+        warn(f"{word} was given more than once and is shown once")
     names: dict[str, None] = {}  # an ordered set
     for word in words:
         for reference in _stdin_lines() if word == "-" else (word,):

@@ -41,7 +41,7 @@ from edgekit.embed.bulk.rows import (
 from edgekit.embed.stdio import serve
 from edgekit.embed.types import BUILT_IN, ENGINES
 from edgekit.engines.flags import Whole, one_of
-from edgekit.errors import TextError, UsageError, printable
+from edgekit.errors import TextError, UsageError
 from edgekit.report.embed import (
     embed_plan_json,
     embed_plan_text,
@@ -309,7 +309,7 @@ def _ray_stage(options: EmbedArguments, embedder: Embedder, terms: Terms) -> Sta
 
 
 def _print_bad(row: BadRow) -> None:
-    warn(printable(f"row {row.number:,} skipped: {row.reason}"))
+    warn(f"row {row.number:,} skipped: {row.reason}")
 
 
 @contextmanager

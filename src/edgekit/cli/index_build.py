@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from edgekit.cli import warn
 from edgekit.cli.console import is_terminal, show_progress
-from edgekit.errors import RemoteInspectError, UsageError, printable
+from edgekit.errors import RemoteInspectError, UsageError
 
 HUB = "hub"
 SOURCE_EXIT = RemoteInspectError.exit_code
@@ -36,7 +36,7 @@ def run_build(arguments: argparse.Namespace) -> tuple[str, int]:
     def notify(line: str) -> None:
         if shows:
             show_progress("")
-        warn(printable(line))
+        warn(line)
 
     options = BuildOptions(
         folder=path_of_flag(arguments.out, "--out"),

@@ -21,7 +21,7 @@ from edgekit.cli import warn
 from edgekit.cli.console import is_terminal, open_session, screen
 from edgekit.engines import startable
 from edgekit.engines.flags import COMMON, CONTEXT, QUANT, given_flags, read_flags
-from edgekit.errors import EdgekitError, UsageError, printable
+from edgekit.errors import EdgekitError, UsageError
 from edgekit.machine.calibration import NAME, forget_calibration, read_calibration
 from edgekit.machine.probes import detect
 from edgekit.report.json import json_text
@@ -100,12 +100,12 @@ def run_calibrate(arguments: argparse.Namespace) -> str | tuple[str, int]:
             return text
         records, reasons = saved_records(detect(), stored.calibration)
         for reason in reasons:
-            warn(printable(f"not shared: {reason}"))
+            warn(f"not shared: {reason}")
         return _shared(records, shared_path, "" if shared_path is None else text)
 
     def show_step(line: str) -> None:
         if not arguments.json:
-            warn(printable(line))
+            warn(line)
 
     machine = detect()
     calibrated = calibrate(arguments.model, machine=machine, tell=show_step)
@@ -118,7 +118,7 @@ def run_calibrate(arguments: argparse.Namespace) -> str | tuple[str, int]:
     try:
         record = speed_record(machine, calibrated.host, calibrated.engine)
     except UsageError as error:
-        warn(printable(f"nothing to share: {error}"))
+        warn(f"nothing to share: {error}")
         return text, error.exit_code
     if shared_path is None:
         sys.stderr.write(text)
@@ -136,6 +136,6 @@ def _shared(records: tuple[Record, ...], path: Path | None, text: str) -> str:
         warn(f"record: {as_line(record)}")
     added = add_records(path, records)
     known = "" if added == len(records) else f" ({len(records) - added} already there)"
-    warn(printable(f"{with_count(added, 'record')} added to {path}{known}"))
+    warn(f"{with_count(added, 'record')} added to {path}{known}")
     warn(f"nothing was sent anywhere: {_HOW_TO_GIVE}")
     return text

@@ -25,8 +25,8 @@ from edgekit.cli.launch import (
 )
 from edgekit.cli.serve_several import serve_several
 from edgekit.engines.ports import LARGEST_PORT, check_port, is_loopback
-from edgekit.engines.process import ending_in_order, resident_of
-from edgekit.engines.program import Address, LocalWeights, RunningEngine
+from edgekit.engines.process import ending_in_order, family_resident_bytes
+from edgekit.engines.program import Address, LocalWeights, RunningEngine, Server, why_ended
 from edgekit.errors import (
     EdgekitError,
     EngineError,
@@ -38,7 +38,6 @@ from edgekit.report.run import ended_json, ready_json, restarting_json, stopped_
 from edgekit.server import needs_extra
 
 if TYPE_CHECKING:
-    from edgekit.engines.request_rules import RequestLimits
     from edgekit.gateway.models import OneModel
     from edgekit.gateway.server import GatewayServer
     from edgekit.gateway.types import GatewaySettings
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 _RESTART = re.compile(r"(no)|on-failure(?::(\d{1,6}))?")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 _STEADY_S = 300.0  # an engine that was up for this long starts again at once
-_LOOPBACK = "127.0.0.1"
 
 
 def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -120,24 +118,21 @@ class _Front:
     """The gateway, or the engine's own server."""
 
     engine_at: Address  # where the engine listens
-    limits: RequestLimits
     gateway: GatewayServer | None = None
     model: OneModel | None = None
     pid: int = 0
     problem: str = ""
     was_up: bool = False
 
-    def ready(self, running: RunningEngine) -> str:
+    def ready(self, running: RunningEngine, server: Server) -> str:
         """The engine is ready. Returns the address for clients."""
-        if running.server is None:
-            raise TypeError("this engine does not serve")
-        self.pid, self.was_up = running.server.pid, True
+        self.pid, self.was_up = server.pid, True
         if self.gateway is None or self.model is None:
-            return running.server.address
+            return server.address
 
         from edgekit.gateway.engines import upstream_of
 
-        self.model.upstream = upstream_of(running, self.limits, self.engine_at)
+        self.model.upstream = upstream_of(running, server, self.engine_at)
         self.problem = ""
         return self.gateway.address
 
@@ -147,8 +142,7 @@ class _Front:
 
     def resident_bytes(self) -> int | None:
         """The resident memory of the engine."""
-        resident = resident_of(self.pid) if self.pid else None
-        return None if resident is None else resident.resident_bytes
+        return family_resident_bytes(self.pid) if self.pid else None
 
 
 @contextmanager
@@ -157,7 +151,6 @@ def _front(
 ) -> Iterator[_Front]:
     """Starts the gateway, which answers 503 until the engine is ready."""
     program = judged.chosen.program
-    limits = program.request_limits(judged.check.result, weights)
     needs_gateway = bool(
         arguments.allow_host
         or arguments.allow_origin
@@ -168,7 +161,7 @@ def _front(
             raise UsageError(
                 f"--no-gateway: {program.name} has no keys and no lists of hosts and origins of its own; leave it out"
             )
-        yield _Front(engine_at=address, limits=limits)
+        yield _Front(engine_at=address)
         return
     try:
         with needs_extra("serve", "the server"):
@@ -179,11 +172,12 @@ def _front(
         if needs_gateway:
             raise
         warn(f"requests, hosts and origins are not checked: {error}")
-        yield _Front(engine_at=address, limits=limits)
+        yield _Front(engine_at=address)
         return
     name = address.alias or judged.check.bill.label
-    front = _Front(engine_at=engine_address(program, name), limits=limits)
-    front.model = OneModel(name=name, problem=lambda: front.problem)
+    front = _Front(engine_at=engine_address(program, name))
+    limits = program.request_limits(judged.check.result, weights)
+    front.model = OneModel(name=name, request_limits=limits, problem=lambda: front.problem)
     settings = _settings(arguments, address)
     with GatewayServer(settings, front.model, memory_bytes=front.resident_bytes) as front.gateway:
         yield front
@@ -258,7 +252,7 @@ class _Serving:
             if server is None or guard is None:
                 raise TypeError("this engine does not serve")
             try:
-                address = self.front.ready(running)
+                address = self.front.ready(running, server)
                 if self.as_json:  # inside the try: a reader of the JSON may stop the server at once
                     print_event(ready_json(self.judged.check, running, server, address))
                 else:
@@ -273,7 +267,7 @@ class _Serving:
                 return "", stop_code(stop)
             if ended is None:
                 raise EngineError("the engine neither started nor exited")
-            why = guard.reason or f"{ended.why}: {ended.last_words}"
+            why = why_ended(ended, guard)
             self.front.gone(why)
             if self.as_json:
                 print_event(ended_json(ended))

@@ -16,7 +16,7 @@ from edgekit.app.together import Member, Together, judge_together, sizes_of
 from edgekit.cli.console import open_session, print_event, print_line
 from edgekit.cli.launch import StderrNotices, download_limit, read_request, stop_code
 from edgekit.engines.flags import CONTEXT, read_flags
-from edgekit.engines.process import ending_in_order, resident_of
+from edgekit.engines.process import ending_in_order, family_resident_bytes
 from edgekit.engines.program import RunOptions
 from edgekit.errors import UsageError
 from edgekit.report.run import several_json, stopped_json
@@ -142,5 +142,4 @@ def _member_text(member: Member) -> str:
 
 
 def _resident_sum(pids: Sequence[int]) -> int:
-    found = [resident_of(pid) for pid in pids]
-    return sum(resident.resident_bytes for resident in found if resident is not None)
+    return sum(family_resident_bytes(pid) or 0 for pid in pids)

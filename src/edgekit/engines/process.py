@@ -28,7 +28,7 @@ from typing import IO, Any, Protocol, Self, TypeVar
 import psutil
 
 from edgekit.engines.ports import check_port, in_use
-from edgekit.engines.program import Ended, Resident
+from edgekit.engines.program import Ended, Resident, Server
 from edgekit.engines.watch import MappedFiles, Probes, Watch, say_nothing
 from edgekit.errors import EngineError, MemoryPressureError
 from edgekit.machine.surroundings import number_in, pairs_of
@@ -40,7 +40,7 @@ _TETHERED = Path(__file__).with_name("tethered.py")
 
 
 class ChildProcess:
-    """A child process in its own session, so that Ctrl-C does not reach it.
+    """A child process in its own session, so that Ctrl-C does not reach it. What it started ends with it.
 
     `on_line` is called in a thread with each line of the child's log, `on_message` in another thread with each message.
     Without `on_message`, messages are queued until `message` is called.
@@ -82,7 +82,9 @@ class ChildProcess:
             lambda: self._read_log(self._process.stderr),
         ]
         self._threads = [threading.Thread(target=read, daemon=True) for read in readers]
-        for thread in self._threads:
+        self._exited = threading.Event()
+        self._reaping = threading.Lock()  # while it is held, the pid belongs to this child
+        for thread in (*self._threads, threading.Thread(target=self._reap, daemon=True)):
             thread.start()
 
     @property
@@ -92,7 +94,7 @@ class ChildProcess:
     @property
     def exit_code(self) -> int | None:
         """None while it runs; negative if a signal ended it."""
-        return self._process.poll()
+        return self._process.returncode if self._exited.is_set() else None
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends a message; ignored if the child has died."""
@@ -114,24 +116,40 @@ class ChildProcess:
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Its exit code; None on timeout."""
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(timeout_s)
-        return None
+        self._exited.wait(timeout_s)
+        return self.exit_code
 
     def ask_to_end(self) -> None:
         """Asks the child to end; it may still take some time."""
         self._close_input()  # asks the child to end on every system; SIGTERM does not
-        with suppress(ProcessLookupError, PermissionError):
-            self._process.terminate()
+        with self._reaping:
+            if not self._exited.is_set():
+                self._process.terminate()
 
     def kill(self) -> None:
         """Kills the child and all processes that it started."""
-        if self._process.poll() is None:  # otherwise its pid may have been reused
-            with suppress(ProcessLookupError, PermissionError):
-                if hasattr(os, "killpg"):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                else:
-                    self._process.kill()
+        with self._reaping:
+            if not self._exited.is_set():
+                self._kill_group()
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
+
+    def _reap(self) -> None:
+        """Waits for the end of the child, and kills what it has left behind: that may hold the memory of a GPU."""
+        if hasattr(os, "waitid"):
+            # Leaves a zombie, so that no other process can get its number before the group is killed.
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        else:  # Windows, and macOS before Python 3.13
+            self._process.wait()
+        with self._reaping:
+            self._kill_group()
+            self._process.wait()
+            self._exited.set()
 
     def close(self, timeout_s: float | None = None) -> int:
         """Kills it if it still runs, reads the rest of its output, and returns its exit code.
@@ -139,12 +157,12 @@ class ChildProcess:
         `timeout_s` limits the wait for the output: another process may hold the pipe open.
         """
         self.kill()
-        code = self._process.wait()
+        self._exited.wait()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout_s)
         self._close_input()
-        return code
+        return self._process.returncode
 
     def _close_input(self) -> None:
         if self._process.stdin is not None:
@@ -177,7 +195,7 @@ def _starting_thread() -> ThreadPoolExecutor:
 
 
 def _tethered(command: Sequence[str]) -> list[str]:
-    """The command, on Linux by way of a script that asks the kernel to end the program with this process.
+    """The command, on Linux by way of a script that ends the program, and what it starts, with this process.
 
     Elsewhere a program outlives this process if that is killed.
     """
@@ -249,6 +267,15 @@ def resident_of(pid: int) -> Resident | None:
         return resident
     with suppress(psutil.Error):
         return Resident(when="now", resident_bytes=int(psutil.Process(pid).memory_info().rss))
+    return None
+
+
+def family_resident_bytes(pid: int) -> int | None:
+    """Resident memory of a process and all that it has started, which may hold the model; None if it is gone."""
+    with suppress(psutil.Error):
+        children = psutil.Process(pid).children(recursive=True)
+        found = [resident_of(each) for each in (pid, *(child.pid for child in children))]
+        return sum(resident.resident_bytes for resident in found if resident is not None)
     return None
 
 
@@ -473,19 +500,23 @@ def start_server(
     *,
     tell: Callable[[str], None] = say_nothing,
     recheck: Callable[[], None] | None = None,
+    begun: Callable[[Server], None] | None = None,
     probes: Probes | None = None,
 ) -> Process:
     """Starts a server until it is ready, or cleans up completely.
 
-    `recheck` is called just before loading, and raises if the model no longer fits. `is_ready` may wait for the given
-    seconds. `tell` receives progress messages. UsageError for a port that is taken, MemoryPressureError if memory runs
-    out meanwhile, otherwise EngineError with its last log lines.
+    `recheck` is called just before loading, and raises if the model no longer fits. `begun` gets the process before
+    the model is loaded, and may raise. `is_ready` may wait for the given seconds. `tell` receives progress messages.
+    UsageError for a port that is taken, MemoryPressureError if memory runs out meanwhile, otherwise EngineError with
+    its last log lines.
     """
     check_port(launch.host, launch.port)
     if recheck is not None:
         recheck()
     process = create()
     try:
+        if begun is not None:
+            begun(process)
         with Watch(process, warn=tell, probes=probes) as watch:
             try:
                 _load(process, is_ready, tell)

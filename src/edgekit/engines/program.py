@@ -74,6 +74,8 @@ class EngineStart:
     environment: Mapping[str, str] = field(default_factory=dict)
     address: Address
     recheck: Callable[[], None]  # raises if the model no longer fits; called just before loading
+    # Gets the process before the model is loaded; may raise.
+    begun: Callable[[Server], None] = field(default=lambda _process: None, repr=False)
     say: Callable[[str], None]
     warn: Callable[[str], None]
 
@@ -128,6 +130,11 @@ class MemoryGuard(Protocol):
     def starved(self) -> bool:
         """Whether it stopped the engine for lack of memory."""
         ...
+
+
+def why_ended(ended: Ended, guard: MemoryGuard) -> str:
+    """Why an engine that was ready has ended, for people."""
+    return guard.reason or f"{ended.why}: {ended.last_words}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

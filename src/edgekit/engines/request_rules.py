@@ -51,8 +51,9 @@ class ListLimit:
 class GrammarLimit:
     """Constraints on the output, which an engine compiles before the first token."""
 
-    # Where they are: fields with a grammar or a regular expression as text, and with JSON schemas anywhere inside.
+    # Where they are: fields with a grammar, with a regular expression, and with JSON schemas anywhere inside.
     texts: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
     schemas: tuple[str, ...] = ()
     chars: int  # of one grammar or pattern
     repetitions: int  # bounds of nested repetitions, multiplied
@@ -70,7 +71,7 @@ class ImageLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRules:
-    """What one running engine answers, and the limits on requests."""
+    """What one running engine answers, and the limits on requests, by field: "a.b" is b in the object a."""
 
     endpoints: tuple[Endpoint, ...]
     numbers: Mapping[str, NumberLimit] = field(default_factory=dict)

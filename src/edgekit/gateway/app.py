@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -74,7 +75,7 @@ def create_gateway(
         return JSONResponse(_row(row))
 
     async def measured(_: Request) -> Response:
-        text = metrics.text(models.listed(), memory_bytes())
+        text = metrics.text(models.listed(), await asyncio.to_thread(memory_bytes))
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
     forward = Forward(settings, models, metrics, lambda: clients[-1])
@@ -102,8 +103,13 @@ def create_gateway(
 
 
 def _row(model: ServedModel) -> dict[str, Any]:
-    row = {"id": model.name, "object": "model", "created": model.created_s, "owned_by": "edgekit"}
-    return row if model.window_tokens is None else {**row, "max_model_len": model.window_tokens}
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_s,
+        "owned_by": "edgekit",
+        "max_model_len": model.window_tokens,
+    }
 
 
 class Gate:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from edgekit.engines.request_rules import (
@@ -30,20 +33,32 @@ _CHOICES = ("enum", "anyOf", "oneOf", "allOf", "properties")
 _BOUNDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 
-def check_request(body: Mapping[str, Any], endpoint: Endpoint, limits: RequestLimits) -> None:
-    """GatewayError, which names the field, for a request that the engine must not get."""
+@dataclass(frozen=True, slots=True)
+class Images:
+    """The images of a request together."""
+
+    chars: int  # of their data URLs
+    pixels: int
+
+
+def check_request(body: Mapping[str, Any], endpoint: Endpoint, limits: RequestLimits) -> Images:
+    """The images in it. GatewayError, which names the field, for a request that the engine must not get."""
     rules = limits.rules
     for field, reason in rules.refused.items():
-        if body.get(field) not in (None, False, "", [], {}):
+        if _value(body, field) not in (None, False, "", [], {}):
             raise refused_field(field, reason)
     for field, number in rules.numbers.items():
-        _check_number(field, body.get(field), number)
+        _check_number(field, _value(body, field), number)
     for field, entries in rules.lists.items():
-        _check_list(field, body.get(field), entries)
-    image_chars = {field: _check_parts(field, body.get(field), rules.images) for field in _MESSAGES}
-    _check_texts(body, endpoint, limits, image_chars)
+        _check_list(field, _value(body, field), entries)
+    images = {field: _check_parts(field, body.get(field), rules.images) for field in _MESSAGES}
+    _check_texts(body, endpoint, limits, {field: found.chars for field, found in images.items()})
     if rules.grammars is not None:
         _check_grammars(body, rules.grammars)
+    return Images(
+        chars=sum(found.chars for found in images.values()),
+        pixels=sum(found.pixels for found in images.values()),
+    )
 
 
 def _check_number(field: str, value: object, limit: NumberLimit) -> None:
@@ -124,8 +139,8 @@ def _check_text(field: str, value: object, others_chars: int, limits: RequestLim
     return chars
 
 
-def _check_parts(field: str, messages: object, limit: ImageLimit | None) -> int:
-    """The characters of all images, which do not count as text.
+def _check_parts(field: str, messages: object, limit: ImageLimit | None) -> Images:
+    """All images, whose characters do not count as text.
 
     Only text and images inside of the request are let in: an engine would fetch an address, or decode any file.
     """
@@ -161,7 +176,7 @@ def _check_parts(field: str, messages: object, limit: ImageLimit | None) -> int:
                 field,
                 f"images of {pixels:,} pixels together, but at most {limit.pixels:,}: scale them down",
             )
-    return chars
+    return Images(chars, pixels)
 
 
 def _parts(value: object) -> Iterator[Mapping[str, Any]]:
@@ -183,13 +198,15 @@ def _parts(value: object) -> Iterator[Mapping[str, Any]]:
 
 def _check_grammars(body: Mapping[str, Any], limit: GrammarLimit) -> None:
     chars = 0
-    for field in limit.texts:
-        text = body.get(field)
+    texts: list[tuple[str, Callable[[str], int]]] = [(field, gbnf_size) for field in limit.texts]
+    texts += [(field, pattern_size) for field in limit.patterns]
+    for field, size_of in texts:
+        text = _value(body, field)
         if isinstance(text, str):
             chars += len(text)
-            _check_size(field, text, chars, gbnf_size, limit)
+            _check_size(field, text, chars, size_of, limit)
     for field in limit.schemas:
-        for key, value in _pairs(body.get(field)):
+        for key, value in _pairs(_schema(_value(body, field))):
             where = f"{field}: {key}"
             if key == "pattern" and isinstance(value, str):
                 chars += len(value)
@@ -222,6 +239,23 @@ def _check_size(
             f"nested repetitions and alternatives multiply to {size:,}, but at most {limit.repetitions:,}:"
             f" {limit.reason}",
         )
+
+
+def _value(body: Mapping[str, Any], field: str) -> object:
+    """The value of a field; "a.b" is b in the object a."""
+    name, _, rest = field.partition(".")
+    value = body.get(name)
+    if not rest:
+        return value
+    return _value(value, rest) if isinstance(value, dict) else None
+
+
+def _schema(value: object) -> object:
+    """A schema, which may be written as text."""
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):  # the engine refuses it
+            return json.loads(value)
+    return value
 
 
 def _pairs(value: object) -> Iterator[tuple[str, Any]]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 
 from edgekit.app import run
 from edgekit.app.run import Judged
-from edgekit.engines.program import Address, EngineProgram, LocalWeights, RunningEngine, Server
-from edgekit.engines.request_rules import RequestLimits
-from edgekit.gateway.swap import LoadedModel
+from edgekit.engines.program import (
+    Address,
+    EngineProgram,
+    LocalWeights,
+    MemoryGuard,
+    RunningEngine,
+    Server,
+    why_ended,
+)
+from edgekit.gateway.swap import Begun, LoadedModel
 from edgekit.gateway.types import Upstream
 
 _LOOPBACK = "127.0.0.1"
@@ -19,37 +25,28 @@ _LOOPBACK = "127.0.0.1"
 
 def engine_address(program: EngineProgram, name: str) -> Address:
     """Where an engine listens that only the gateway may use."""
-    key = secrets.token_urlsafe(24) if program.has_keys else None
-    return Address(host=_LOOPBACK, api_key=key, alias=name)
+    return Address(host=_LOOPBACK, api_key=run.random_key(program), alias=name)
 
 
-def upstream_of(running: RunningEngine, limits: RequestLimits, at: Address) -> Upstream:
+def upstream_of(running: RunningEngine, server: Server, at: Address) -> Upstream:
     """A running engine as an upstream of the gateway."""
-    if running.server is None:
-        raise TypeError("this engine does not serve")
-    return Upstream(
-        address=running.server.address,
-        api_key=at.api_key,
-        model=running.model,
-        window_tokens=limits.window_tokens,
-        rules=limits.rules,
-    )
+    return Upstream(address=server.address, api_key=at.api_key, model=running.model)
 
 
-def starter(judged: Judged, weights: LocalWeights, name: str) -> Callable[[], LoadedModel]:
+def starter(judged: Judged, weights: LocalWeights, name: str) -> Callable[[Begun], LoadedModel]:
     """A function that starts the engine of a model, and returns when it can answer."""
     program = judged.chosen.program
-    limits = program.request_limits(judged.check.result, weights)
 
-    def start() -> LoadedModel:
+    def start(begun: Begun) -> LoadedModel:
         at = engine_address(program, name)
         with ExitStack() as stack:
-            running = stack.enter_context(run.serve(judged, weights, at))
-            upstream = upstream_of(running, limits, at)
-            if running.server is None:
+            running = stack.enter_context(run.serve(judged, weights, at, begun))
+            server, guard = running.server, running.guard
+            if server is None or guard is None:
                 raise TypeError("this engine does not serve")
+            upstream = upstream_of(running, server, at)
             return LoadedModel(
-                upstream=upstream, handle=EngineHandle(running.server, stack.pop_all())
+                upstream=upstream, handle=EngineHandle(server, guard, stack.pop_all())
             )
 
     return start
@@ -58,16 +55,17 @@ def starter(judged: Judged, weights: LocalWeights, name: str) -> Callable[[], Lo
 class EngineHandle:
     """A running engine with everything that belongs to it."""
 
-    def __init__(self, server: Server, held: ExitStack) -> None:
-        self._server, self._held = server, held
+    def __init__(self, server: Server, guard: MemoryGuard, held: ExitStack) -> None:
+        self._server, self._guard, self._held = server, guard, held
         self._lock = threading.Lock()
 
     @property
     def pid(self) -> int:
         return self._server.pid
 
-    def is_running(self) -> bool:
-        return self._server.poll() is None
+    def problem(self) -> str:
+        ended = self._server.poll()
+        return "" if ended is None else why_ended(ended, self._guard)
 
     def stop(self) -> None:
         with self._lock:

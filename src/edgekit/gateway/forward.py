@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import TypeVar
 
 import httpcore2
@@ -26,7 +26,8 @@ from edgekit.units import MIB
 
 LARGE_BYTES = 256 * 1024  # a body that takes milliseconds to parse is parsed in a thread
 MOST_PENDING_BYTES = 256 * 1024  # of a response, while its client does not read
-READ_BYTES = MIB  # of requests that an engine reads at once, if its window is small
+READ_BYTES = MIB  # of text that an engine reads at once, if its window is small
+READ_PIXELS = 64 * 2**20  # of images that an engine decodes at once, to 3 bytes each
 MOST_BODIES = 8  # of the largest size, held at once
 _SENT_HEADERS: tuple[Header, ...] = (
     (b"Content-Type", b"application/json"),
@@ -59,7 +60,8 @@ class Forward:
         self._settings, self._models = settings, models
         self._metrics, self._client = metrics, client
         self._held_bytes = 0  # of the bodies of all open requests
-        self._turns: dict[str, ReadTurns] = {}  # by the engine's name of its model
+        self._text: dict[str, ReadTurns] = {}  # by the engine's name of its model
+        self._images: dict[str, ReadTurns] = {}  # apart, so that text does not wait for them
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises GatewayError before the response has begun."""
@@ -127,23 +129,25 @@ class Forward:
         endpoint = limits.rules.endpoint(path)
         if endpoint is None:
             raise GatewayError(f"{name} has no {path}", status=404, code="unknown_url")
-        await _in_turn(len(raw), lambda: check_request(body, endpoint, limits))
+        images = await _in_turn(len(raw), lambda: check_request(body, endpoint, limits))
         async with self._models.using(name or "") as upstream:
             # Written anew: what was checked is what the engine reads, even if a key occurs twice.
             body["model"] = upstream.model
             content = await _in_turn(len(raw), lambda: json.dumps(body).encode())
+            model, most_s = upstream.model, self._settings.read_timeout_s
             most_bytes = max(limits.most_chars, READ_BYTES)
-            turns = self._turns.setdefault(upstream.model, ReadTurns(most_bytes))
-            turn = await turns.take(len(content))
+            with ExitStack() as reading:
+                if images.pixels:
+                    line = self._images.setdefault(model, ReadTurns(READ_PIXELS, most_s))
+                    reading.callback((await line.take(images.pixels)).end)
+                line = self._text.setdefault(model, ReadTurns(most_bytes, most_s))
+                reading.callback((await line.take(len(content) - images.chars)).end)
 
-            def on_chunk(chunk: bytes) -> None:
-                turn.end()
-                answered.add(chunk)
+                def on_chunk(chunk: bytes) -> None:
+                    reading.close()
+                    answered.add(chunk)
 
-            try:
                 await self._pass_on(upstream, endpoint.target, content, send, on_chunk)
-            finally:
-                turn.end()
 
     async def _pass_on(
         self,

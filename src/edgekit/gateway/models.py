@@ -17,6 +17,7 @@ class OneModel:
     """A single engine, which answers whatever model a request names. Another one may take its place."""
 
     name: str
+    request_limits: RequestLimits
     upstream: Upstream | None = None  # None: it has not been ready yet
     problem: Callable[[], str] = field(default=str)  # why the engine cannot answer now; "": it can
     created_s: int = field(default_factory=lambda: int(time.time()))
@@ -25,32 +26,27 @@ class OneModel:
         pass
 
     def listed(self) -> tuple[ServedModel, ...]:
-        problem = self._why_not()
         return (
             ServedModel(
                 name=self.name,
                 created_s=self.created_s,
-                window_tokens=None if self.upstream is None else self.upstream.window_tokens,
-                is_loaded=not problem,
-                problem=problem,
+                window_tokens=self.request_limits.window_tokens,
+                problem=self._why_not(),
             ),
         )
 
     def answers(self, path: str) -> bool:
-        return self.upstream is None or self.upstream.rules.endpoint(path) is not None
+        return self.request_limits.rules.endpoint(path) is not None
 
     def limits(self, name: str) -> RequestLimits:  # noqa: ARG002 - any name is this model
-        return self._ready().limits
+        return self.request_limits
 
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Upstream]:  # noqa: ARG002 - any name is this model
-        yield self._ready()
-
-    def _ready(self) -> Upstream:
         problem = self._why_not()
         if problem or self.upstream is None:
             raise unavailable(problem)
-        return self.upstream
+        yield self.upstream
 
     def _why_not(self) -> str:
         return self.problem() or ("" if self.upstream else f"{self.name} is loading")

@@ -41,10 +41,21 @@ class EngineHandle(Protocol):
     @property
     def pid(self) -> int: ...
 
-    def is_running(self) -> bool: ...
+    def problem(self) -> str:
+        """Why it has ended; "" while it runs."""
 
     def stop(self) -> None:
         """Returns when the process is gone, and its memory free. Idempotent."""
+
+
+class Stoppable(Protocol):
+    """The process of an engine that is being started."""
+
+    def stop(self) -> object:
+        """Ends it from any thread. Idempotent."""
+
+
+Begun = Callable[[Stoppable], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +72,8 @@ class ModelEntry:
 
     name: str
     sizes: tuple[int, ...]  # of its bill, in bytes of each memory
-    start: Callable[[], LoadedModel] = field(repr=False)  # blocks until it can answer
+    # Blocks until it can answer. Calls its argument, which may raise, as soon as the process has begun.
+    start: Callable[[Begun], LoadedModel] = field(repr=False)
     limits: RequestLimits
     created_s: int = 0
     preload: bool = False  # load it at once, not with its first request
@@ -147,8 +159,9 @@ class SwappingModels:
         self._requests = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._handles: set[EngineHandle] = set()
+        self._starting: set[Stoppable] = set()
         self._is_closed = False
-        self._lock = threading.Lock()  # guards the two above
+        self._lock = threading.Lock()  # guards the three above
 
     # --- what the gateway asks
 
@@ -169,7 +182,6 @@ class SwappingModels:
                 name=model.entry.name,
                 created_s=model.entry.created_s,
                 window_tokens=model.entry.limits.window_tokens,
-                is_loaded=model.state is _State.READY,
                 problem=model.problem if model.retry_s > self._clock() else "",
             )
             for model in self._models.values()
@@ -217,9 +229,9 @@ class SwappingModels:
         """Stops all engines, also those that are being started. Called when no request uses a model any more."""
         with self._lock:
             self._is_closed = True
-            handles = tuple(self._handles)
-        for handle in handles:
-            handle.stop()
+            running = (*self._handles, *self._starting)
+        for process in running:
+            process.stop()
 
     # --- the line
 
@@ -338,9 +350,9 @@ class SwappingModels:
         try:
             loaded = await self._in_thread(lambda: self._started(model.entry))
         except Exception as error:  # noqa: BLE001 - the requests that waited for it get the reason
-            _log.warning("%s did not start: %s", model.entry.name, error)
             model.state = _State.UNLOADED
             self._failed(model, str(error) or type(error).__name__)
+            _log.warning("%s did not start: %s", model.entry.name, model.problem)
             for waiting in self._waiting_for(model):
                 self._refuse(waiting)
         else:
@@ -352,7 +364,20 @@ class SwappingModels:
 
     def _started(self, entry: ModelEntry) -> LoadedModel:
         """Starts the engine, in a thread."""
-        loaded = entry.start()
+        processes: list[Stoppable] = []
+
+        def begun(process: Stoppable) -> None:
+            with self._lock:
+                if self._is_closed:
+                    raise EngineError("the server is stopping")
+                processes.append(process)
+                self._starting.add(process)
+
+        try:
+            loaded = entry.start(begun)
+        finally:
+            with self._lock:
+                self._starting.difference_update(processes)
         with self._lock:
             if not self._is_closed:
                 self._handles.add(loaded.handle)
@@ -362,7 +387,7 @@ class SwappingModels:
 
     async def _stop(self, model: _Model) -> None:
         loaded = model.loaded
-        while loaded is not None and loaded.handle.is_running():
+        while loaded is not None and not loaded.handle.problem():
             try:
                 await self._in_thread(loaded.handle.stop)
             except Exception:  # noqa: BLE001 - a process that still has its memory must not be forgotten
@@ -382,13 +407,16 @@ class SwappingModels:
     def _notice_deaths(self) -> None:
         for model in self._models.values():
             loaded = model.loaded
-            if model.state is not _State.READY or loaded is None or loaded.handle.is_running():
+            if model.state is not _State.READY or loaded is None:
                 continue
-            _log.warning("%s died", model.entry.name)
+            problem = one_line(loaded.handle.problem(), _REASON_CHARS)
+            if not problem:
+                continue
+            _log.warning("%s: %s", model.entry.name, problem)
             if self._clock() - model.ready_s >= STEADY_S:
                 model.failures = 0
             else:
-                self._failed(model, "its engine died")
+                self._failed(model, problem)
             self._forget(model)
 
     def _failed(self, model: _Model, problem: str) -> None:

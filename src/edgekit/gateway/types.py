@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from edgekit.engines.request_rules import RequestLimits, RequestRules
+from edgekit.engines.request_rules import RequestLimits
 from edgekit.server.clients import CONNECTIONS_EACH, MAX_CONNECTIONS
 from edgekit.units import MIB
 
@@ -21,12 +21,6 @@ class Upstream:
     address: str  # "http://127.0.0.1:41234"
     api_key: str | None = field(default=None, repr=False)
     model: str  # the name that the engine knows the model by, and puts into its responses
-    window_tokens: int
-    rules: RequestRules = field(repr=False)
-
-    @property
-    def limits(self) -> RequestLimits:
-        return RequestLimits(rules=self.rules, window_tokens=self.window_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +29,7 @@ class ServedModel:
 
     name: str
     created_s: int = 0  # when it was added, in seconds since 1970
-    window_tokens: int | None = None
-    is_loaded: bool = True
+    window_tokens: int
     problem: str = ""  # why it cannot answer now
 
 
@@ -76,6 +69,9 @@ class GatewaySettings:
     allowed_origins: tuple[str, ...] = ()
     max_body_bytes: int = 32 * MIB  # an image from a camera has 2 to 10 MB
     body_timeout_s: float = 60.0
+    read_timeout_s: float = (
+        10.0  # after which an engine has read a request that it has not answered
+    )
     max_connections: int = MAX_CONNECTIONS
     connections_each: int = CONNECTIONS_EACH
     max_requests: int = 128  # running or waiting

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from tests.runnable import write_chatting
+from tests.runtime_engines import ask
+from tests.small_mlx import write_small_model
 
 from edgekit.app.programs import ChosenProgram, choose_program
 from edgekit.app.run import (
@@ -19,7 +21,7 @@ from edgekit.app.run import (
     run,
 )
 from edgekit.engines import engine_named
-from edgekit.engines.chat import Message, Prompt
+from edgekit.engines.chat import Fitted, GenerationResult, Message, Prompt, Sampling
 from edgekit.engines.program import Installation
 from edgekit.errors import SourceError, UsageError
 from edgekit.machine.what_if import requested_machine
@@ -59,6 +61,24 @@ def test_run_notifies_of_the_check_and_prints_nothing(
     assert events[0] == Starting(started.check)
     assert [type(event) for event in events] == [Starting, EngineMessage]
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("engine", "module"), [("llama.cpp", "xllamacpp"), ("mlx", "mlx_lm")])
+def test_the_engine_of_run_demands_a_key(
+    engine: str, module: str, model: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(module)
+    reference = model if engine == "llama.cpp" else str(write_small_model(tmp_path / "small"))
+    chosen = choose_program("run", reference, session([]), engine=engine, wanted=None)
+    request = Request(engines=(engine,), context=64)
+    judged, weights = fetch(reference, request, chosen, session([]))
+    with run(judged, weights, prompt=None, new_tokens=8) as (up, _):
+        assert up.server is not None
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+        assert ask(up.server.address, "/v1/chat/completions", body)[0] == 401
+        written = GenerationResult()
+        fitted = Fitted(prompt=PROMPT, tokens=None, max_tokens=2)
+        assert list(up.generator.write(fitted, Sampling(), into=written)) or written.finish
 
 
 def test_fetch_of_a_model_that_does_not_fit_raises_with_the_check(model: str) -> None:

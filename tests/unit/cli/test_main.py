@@ -12,7 +12,7 @@ import pytest
 from tests.unit.cli.test_estimate import write_model
 
 from edgekit import __version__
-from edgekit.cli import main
+from edgekit.cli import main, warn
 
 ROOT = Path(__file__).parents[3]
 
@@ -80,7 +80,7 @@ def test_ascii_output_has_question_marks() -> None:
 
 RUN_WITH_EACH_VARIABLE = """
 import os, sys
-from edgekit.cli import main
+from edgekit.cli import main, warn
 for assignment in sys.argv[1:]:
     variable, _, value = assignment.partition("=")
     os.environ[variable] = value
@@ -147,3 +147,10 @@ def test_usage_error_as_json(
     with pytest.raises(SystemExit):
         main(argv)
     assert capsys.readouterr().out == ""
+
+
+def test_warnings_cannot_smuggle_in_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    warn("llama.cpp exited (code 1): \x1b[2J\nall is well")
+    assert capsys.readouterr().err == (
+        "edgekit: llama.cpp exited (code 1): \N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}all is well\n"
+    )

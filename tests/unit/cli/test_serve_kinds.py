@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from tests.documented import documented
 from tests.embed_models import write_model
 from tests.llama_server import write_llama_server
-from tests.patience import wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tests.runnable import write_chatting
 from tests.runtime_engines import ask
 from tests.serving import Served, serving
@@ -154,8 +155,12 @@ def test_an_engine_that_is_killed_starts_again_at_the_same_address(chatting: Pat
     with serving(*words) as served:
         address, pid = served.address, served.ready["pid"]
         os.kill(pid, signal.SIGKILL)
-        assert [served.event()["event"] for _ in range(2)] == ["ended", "restarting"]
+        ended, restarting = served.event(), served.event()
+        assert [ended["event"], restarting["event"]] == ["ended", "restarting"]
+        assert ended.keys() - {"schema"} == documented("serve, ended")
+        assert restarting.keys() - {"schema"} == documented("serve, restarting")
         again = served.event()
+        assert again.keys() - {"schema"} <= documented("serve, ready")
         assert (again["event"], again["address"]) == ("ready", address)
         assert again["pid"] != pid
         assert ask(address, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
@@ -205,6 +210,8 @@ def test_several_models_share_a_budget_that_holds_two(tmp_path: Path) -> None:
     with serving(*words) as served:
         sizes = [model["bytes"][0] for model in served.ready["models"]]
     assert all(model["stays_loaded"] for model in served.ready["models"])
+    rows = (served.ready, *served.ready["models"], *served.ready["memories"])
+    assert set().union(*rows) - {"schema"} <= documented("serve, ready")
     # The limit counts what is reserved for the system too.
     budget = str(1024**3 + 2 * max(sizes) + max(sizes) // 2)
     with serving(*words, "--budget", budget) as served:
@@ -218,3 +225,18 @@ def test_several_models_share_a_budget_that_holds_two(tmp_path: Path) -> None:
         assert ask(served.address, "/v1/completions", {"model": "d", "prompt": "a"})[0] == 404
         children = psutil.Process(served.process.pid).children()
         assert len(children) <= 2
+
+
+def test_several_models_tell_why_an_engine_has_died(tmp_path: Path) -> None:
+    paths = [write_chatting(tmp_path / f"{name}.gguf") for name in "ab"]
+    with serving(*map(str, paths), "-c", "512", "-np", "1", "--threads", "1") as served:
+        body = {"model": "a.gguf", "prompt": "Hello", "max_tokens": 2}
+        assert ask(served.address, "/v1/completions", body)[0] == 200
+        children = psutil.Process(served.process.pid).children()
+        for child in children:
+            child.kill()
+        wait_until(lambda: not any(child.is_running() for child in children))
+        ask(served.address, "/v1/completions", body)
+        served.process.terminate()
+        _, shown = served.process.communicate(timeout=PATIENCE_S)
+    assert "a.gguf: llama.cpp died of SIGKILL: " in shown

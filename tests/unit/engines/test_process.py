@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,12 @@ import psutil
 import pytest
 from tests.patience import PATIENCE_S, wait_until
 
-from edgekit.engines.process import ChildProcess, signal_name
+from edgekit.engines.process import (
+    ChildProcess,
+    family_resident_bytes,
+    resident_of,
+    signal_name,
+)
 from edgekit.errors import EngineError
 
 ECHO = """
@@ -104,6 +110,72 @@ def test_close_kills_a_child_that_ignores_sigterm() -> None:
         assert child.close() == -signal.SIGKILL  # idempotent
 
 
+LEAVES_A_CHILD = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+print(f'{{"pid": {child.pid}}}', flush=True)
+sys.exit(3)
+"""
+# A program (not a child of EdgeKit's own) that starts another, and prints both numbers.
+RUNS_A_PROGRAM = """
+import os, sys, time
+from edgekit.engines.process import ChildProcess
+command = ["/bin/sh", "-c", "sleep 3600 & echo $! $$; wait"]
+child = ChildProcess(command, environment=os.environ, on_line=lambda line: print(line, end="", flush=True), has_messages=False)
+time.sleep(3600)
+"""
+
+
+def is_gone(pid: int) -> bool:
+    try:  # in a container a killed orphan may stay a zombie
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+WITH_A_LARGE_CHILD = """
+import subprocess, sys
+script = "import time; held = bytes([1]) * 2**26; print(flush=True); time.sleep(3600)"
+child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+child.stdout.readline()
+print('{"ready": true}', flush=True)
+child.wait()
+"""
+
+
+def test_memory_of_a_process_includes_what_it_has_started() -> None:
+    with running(WITH_A_LARGE_CHILD) as child:
+        assert child.message(PATIENCE_S) == {"ready": True}
+        alone, family = resident_of(child.pid), family_resident_bytes(child.pid)
+        assert alone is not None
+        assert family is not None
+        assert family >= alone.resident_bytes + 2**26
+        child.kill()
+        child.wait()
+        assert family_resident_bytes(child.pid) is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="process groups")
+def test_what_the_child_has_started_ends_with_it() -> None:
+    with running(LEAVES_A_CHILD) as child:
+        message = child.message(PATIENCE_S)
+        assert message is not None
+        assert child.wait(PATIENCE_S) == 3
+        wait_until(lambda: is_gone(message["pid"]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux kills a program with its parent")
+def test_what_a_program_has_started_ends_with_a_killed_edgekit() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", RUNS_A_PROGRAM], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        pids = [int(word) for word in process.stdout.readline().split()]
+        assert not any(map(is_gone, pids))
+        process.kill()
+        wait_until(lambda: len(pids) == 2 and all(map(is_gone, pids)))
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="process groups")
 def test_kill_ends_what_the_child_has_started() -> None:
     with running(WITH_A_CHILD) as child:
@@ -111,14 +183,7 @@ def test_kill_ends_what_the_child_has_started() -> None:
         assert message is not None
         child.kill()
         child.wait()
-
-        def has_ended() -> bool:
-            try:  # in a container a killed orphan may stay a zombie
-                return bool(psutil.Process(message["pid"]).status() == psutil.STATUS_ZOMBIE)
-            except psutil.NoSuchProcess:
-                return True
-
-        wait_until(has_ended)
+        wait_until(lambda: is_gone(message["pid"]))
 
 
 def test_child_process_of_a_missing_program_is_an_engine_error() -> None:

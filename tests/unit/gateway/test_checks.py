@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -152,7 +153,18 @@ def test_llamacpp_requests_that_are_refused(body: dict[str, Any], field: str) ->
         ({"prompt_embeds": "gASV"}, "prompt_embeds"),
         ({"max_tokens": WINDOW + 1}, "max_tokens"),
         ({"guided_grammar": 'root ::= ((("a"{0,30}){0,30}){0,30})'}, "guided_grammar"),
-        ({"structured_outputs": {"json": NESTED}}, "structured_outputs: pattern"),
+        ({"structured_outputs": {"json": NESTED}}, "structured_outputs.json: pattern"),
+        (
+            {"structured_outputs": {"json": json.dumps(NESTED)}},
+            "structured_outputs.json: pattern",
+        ),
+        ({"structured_outputs": {"regex": NESTED["pattern"]}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": "root ::= ("}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"choice": ["a"] * 5000}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        ({"guided_regex": NESTED["pattern"]}, "guided_regex"),
+        ({"guided_json": json.dumps(NESTED)}, "guided_json: pattern"),
+        ({"guided_choice": ["a"] * 5000}, "guided_choice"),
         ({"stop_token_ids": [1] * 5000}, "stop_token_ids"),
         ({"use_beam_search": True}, "use_beam_search"),
     ],

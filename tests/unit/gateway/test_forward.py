@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,11 +19,23 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from tests.gateways import CHAT, COMPLETION, Reply, ask, gateway, serve, upstream_at
+from tests.gateways import (
+    CHAT,
+    COMPLETION,
+    RULES,
+    Reply,
+    ask,
+    gateway,
+    one_model,
+    serve,
+    upstream_at,
+)
 from tests.patience import PATIENCE_S, wait_until
+from tests.unit.gateway.test_images import file_of, url_of
 
+from edgekit.engines.request_rules import ImageLimit, RequestLimits
 from edgekit.errors import UsageError
-from edgekit.gateway.models import OneModel
+from edgekit.gateway.metrics import Metrics
 from edgekit.gateway.server import GatewayServer
 from edgekit.gateway.types import GatewaySettings
 from edgekit.units import MIB
@@ -178,15 +191,54 @@ def test_models_are_listed(address: str) -> None:
     assert ask(address, "/v1/models/other").error["code"] == "model_not_found"
 
 
-def test_engine_gets_a_mebibyte_of_text_at_once(engine: Engine, address: str) -> None:
+@pytest.fixture
+def patient(engine: Engine) -> Iterator[str]:
+    """A gateway that waits for the first byte of every answer, and reads images."""
+    limits = RequestLimits(rules=replace(RULES, images=ImageLimit()), window_tokens=1000)
+    with (
+        serve(engine.app) as upstream,
+        gateway(upstream, limits=limits, read_timeout_s=PATIENCE_S) as address,
+    ):
+        yield address
+
+
+def test_image_does_not_hold_up_text(engine: Engine, patient: str) -> None:
+    image = url_of(file_of("PNG")) + "A" * 4 * MIB
+    parts = [{"type": "image_url", "image_url": {"url": image}}]
+    body = {"do": "hold", "messages": [{"role": "user", "content": parts}]}
+    with ThreadPoolExecutor(1) as pool:
+        picture = pool.submit(ask, patient, CHAT, body)
+        wait_until(lambda: len(engine.bodies) == 1)
+        assert ask(patient, COMPLETION, {"prompt": "a"}).status == 200
+        assert not picture.done()
+        engine.go_on.set()
+        assert picture.result().status == 200
+
+
+def test_engine_decodes_so_many_pixels_at_once(engine: Engine, patient: str) -> None:
+    """Two images of 32 million pixels; the third waits for their answers, and text does not."""
+    head = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 8192, 4096) + bytes(5)
+    parts = [{"type": "image_url", "image_url": {"url": url_of(head)}}]
+    body = {"do": "hold", "messages": [{"role": "user", "content": parts}]}
+    with ThreadPoolExecutor(3) as pool:
+        pictures = [pool.submit(ask, patient, CHAT, body) for _ in range(3)]
+        wait_until(lambda: len(engine.bodies) == 2)
+        assert ask(patient, COMPLETION, {"prompt": "a"}).status == 200
+        assert len(engine.bodies) == 3
+        engine.go_on.set()
+        assert {picture.result().status for picture in pictures} == {200}
+    assert len(engine.bodies) == 4
+
+
+def test_engine_gets_a_mebibyte_of_text_at_once(engine: Engine, patient: str) -> None:
     """The other requests wait until the first ones have been answered."""
     body = {"do": "hold", "prompt": "a" * 30_000}
     sent_bytes = len(json.dumps({**body, "model": "engine's name"}))
     at_once = MIB // sent_bytes
     with ThreadPoolExecutor(at_once + 8) as pool:
-        replies = [pool.submit(ask, address, COMPLETION, body) for _ in range(at_once + 8)]
+        replies = [pool.submit(ask, patient, COMPLETION, body) for _ in range(at_once + 8)]
         wait_until(lambda: len(engine.bodies) == at_once)
-        assert ask(address, "/health").status == 200
+        assert ask(patient, "/health").status == 200
         assert len(engine.bodies) == at_once
         engine.go_on.set()
         assert {reply.result().status for reply in replies} == {200}
@@ -202,11 +254,7 @@ class TestEngineThatIsGone:
 
     def test_known_problem_is_the_reason_also_of_health(self) -> None:
         problem = ["the engine is being started again"]
-        models = OneModel(
-            name="tiny",
-            upstream=upstream_at("http://127.0.0.1:9"),
-            problem=lambda: problem[0],
-        )
+        models = one_model(upstream_at("http://127.0.0.1:9"), problem=lambda: problem[0])
         with gateway(models) as address:
             for reply in (ask(address, CHAT, {}), ask(address, "/health")):
                 assert (reply.status, reply.error["message"]) == (503, problem[0])
@@ -285,8 +333,26 @@ class TestMetrics:
         assert lines['edgekit_model_up{model="tiny"}'] == "1"
         assert lines["edgekit_requests_in_flight"] == "1"  # the request for the metrics
 
+    @pytest.mark.parametrize("path", ['/x"}%201%0Aevil%205', "/made/up"])
+    def test_made_up_paths_are_not_listed_while_the_model_loads(self, path: str) -> None:
+        with gateway(one_model(None)) as address:
+            assert ask(address, path).status == 404
+            assert ask(address, CHAT, {}).status == 503
+            lines = self.metrics(address)
+        paths = [line for line in lines if line.startswith("edgekit_requests_total")]
+        assert paths == [
+            'edgekit_requests_total{path="/v1/chat/completions",status="503"}',
+            'edgekit_requests_total{path="other",status="404"}',
+        ]
+
+    def test_labels_are_escaped(self) -> None:
+        counted = Metrics()
+        counted.count('/x"} 1\nevil 5', 200)
+        text = counted.text((), None)
+        assert r'edgekit_requests_total{path="/x\"} 1\nevil 5",status="200"} 1' in text
+
     def test_memory_of_the_engine_is_there_if_it_is_known(self, engine: Engine) -> None:
-        models = OneModel(name="tiny", upstream=upstream_at("http://127.0.0.1:9"))
+        models = one_model(upstream_at("http://127.0.0.1:9"))
         settings = GatewaySettings(port=0)
         with GatewayServer(settings, models, memory_bytes=lambda: 123_456_789_012) as server:
             assert self.metrics(server.address)["edgekit_engine_memory_bytes"] == "123456789012"
@@ -301,7 +367,7 @@ class TestMetrics:
 class TestServer:
     def test_port_in_use_is_refused(self, address: str) -> None:
         port = int(address.rpartition(":")[2])
-        models = OneModel(name="tiny", upstream=upstream_at("http://127.0.0.1:9"))
+        models = one_model(upstream_at("http://127.0.0.1:9"))
         with pytest.raises(UsageError, match="already in use"):
             GatewayServer(GatewaySettings(port=port), models).start()
 

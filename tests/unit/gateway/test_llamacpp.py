@@ -15,6 +15,7 @@ from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.run.engine import EngineProcess, start
 from edgekit.engines.llamacpp.run.request_rules import ENDPOINTS, request_rules
 from edgekit.engines.program import Installation
+from edgekit.engines.request_rules import RequestLimits
 from edgekit.units import MIB
 
 pytest.importorskip("xllamacpp")
@@ -43,10 +44,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
 @pytest.fixture(scope="module")
 def address(engine: EngineProcess) -> Iterator[str]:
     rules = request_rules(window_tokens=WINDOW, slots=SLOTS, reads_images=False)
-    upstream = upstream_at(
-        engine.address, rules, api_key="inner", model="tiny", window_tokens=WINDOW
-    )
-    with gateway(upstream) as address:
+    upstream = upstream_at(engine.address, api_key="inner", model="tiny")
+    limits = RequestLimits(rules=rules, window_tokens=WINDOW)
+    with gateway(upstream, limits=limits) as address:
         yield address
 
 

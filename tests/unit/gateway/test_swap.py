@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -24,6 +25,7 @@ from edgekit.gateway.errors import GatewayError
 from edgekit.gateway.swap import (
     LONGEST_PAUSE_S,
     STEADY_S,
+    Begun,
     LoadedModel,
     ModelEntry,
     SwappingModels,
@@ -44,8 +46,8 @@ class Engine:
     is_ready: bool = False
     is_asked_to_end: bool = False
 
-    def is_running(self) -> bool:
-        return self.runs
+    def problem(self) -> str:
+        return "" if self.runs else "died of SIGKILL: out\x1b[2J\nof memory"
 
     def stop(self) -> None:
         self.is_asked_to_end = True
@@ -98,8 +100,8 @@ class World:
     def loaded(self) -> list[str]:
         return [engine.name for engine in self.engines if engine.runs]
 
-    def _starter(self, name: str) -> Callable[[], LoadedModel]:
-        def start() -> LoadedModel:
+    def _starter(self, name: str) -> Callable[[Begun], LoadedModel]:
+        def start(_begun: Begun) -> LoadedModel:
             engine = Engine(name, pid=len(self.engines))
             self.engines.append(engine)
             self.log.append(f"start {name}")
@@ -398,7 +400,7 @@ async def test_engine_that_dies_soon_after_its_start_is_paused(world: World) -> 
     world.engines[0].runs = False
     request = world.request("a")
     await world.settle()
-    assert str(request.refusal) == "a: its engine died"
+    assert str(request.refusal) == "a: died of SIGKILL: out [2J of memory"
     world.now_s += 1
     request = world.request("a")
     await world.finish_jobs()
@@ -563,9 +565,9 @@ def _fail() -> None:
 
 
 @contextmanager
-def swapping(start: Callable[[str], LoadedModel]) -> Iterator[SwappingModels]:
+def swapping(start: Callable[[str, Begun], LoadedModel]) -> Iterator[SwappingModels]:
     entries = [
-        ModelEntry(name=name, sizes=(6,), start=lambda name=name: start(name), limits=LIMITS)  # type: ignore[misc] # a default
+        ModelEntry(name=name, sizes=(6,), start=partial(start, name), limits=LIMITS)
         for name in "ab"
     ]
     models = SwappingModels(entries, (10,))
@@ -582,7 +584,7 @@ def test_gateway_swaps_models_in_threads() -> None:
         def stop(self) -> None:
             self.runs = False
 
-    def start(name: str) -> LoadedModel:
+    def start(name: str, _begun: Begun) -> LoadedModel:
         assert not [engine for engine in engines if engine.runs]
         engines.append(Process(name, pid=len(engines)))
         # nothing listens there: the answer of a model that is loaded is 503 too
@@ -603,14 +605,66 @@ def test_gateway_swaps_models_in_threads() -> None:
     assert [(engine.name, engine.runs) for engine in engines] == [("a", False), ("b", False)]
 
 
-def test_close_stops_an_engine_that_is_still_being_started() -> None:
+def test_close_stops_an_engine_that_is_loading() -> None:
+    loading, stopped = threading.Event(), threading.Event()
+
+    class Process(Engine):
+        def stop(self) -> None:
+            stopped.set()
+
+    def start(name: str, begun: Begun) -> LoadedModel:
+        begun(Process(name, pid=1))
+        loading.set()
+        assert stopped.wait(PATIENCE_S)
+        raise EngineError("it was stopped")
+
+    async def run(models: SwappingModels) -> None:
+        request = asyncio.ensure_future(models.using("a").__aenter__())
+        await asyncio.to_thread(loading.wait, PATIENCE_S)
+        request.cancel()
+
+    with swapping(start) as models:
+        asyncio.run(run(models))
+    assert stopped.is_set()
+
+
+def test_last_words_of_an_engine_are_logged_without_control_characters(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def start(name: str, _begun: Begun) -> LoadedModel:
+        raise EngineError(f"{name}\x1b[2J\nis broken")
+
+    with swapping(start) as models, gateway(models) as address:
+        assert ask(address, CHAT, {"model": "a"}).status == 503
+    assert "a did not start: a [2J is broken" in caplog.text
+    assert "\x1b" not in caplog.text
+
+
+def test_no_engine_begins_after_close() -> None:
+    refused = threading.Event()
+
+    def start(name: str, begun: Begun) -> LoadedModel:
+        models.close()
+        try:
+            begun(Engine(name, pid=1))
+        except EngineError:
+            refused.set()
+            raise
+        raise AssertionError
+
+    with swapping(start) as models, gateway(models) as address:
+        assert "is stopping" in ask(address, CHAT, {"model": "a"}).error["message"]
+    assert refused.is_set()
+
+
+def test_close_stops_an_engine_whose_start_ends_later() -> None:
     begun, go_on, stopped = threading.Event(), threading.Event(), threading.Event()
 
     class Process(Engine):
         def stop(self) -> None:
             stopped.set()
 
-    def start(name: str) -> LoadedModel:
+    def start(name: str, _begun: Begun) -> LoadedModel:
         begun.set()
         assert go_on.wait(PATIENCE_S)
         upstream = upstream_at("http://127.0.0.1:9")

@@ -16,7 +16,7 @@ from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.run.engine import EngineProcess, start
 from edgekit.engines.llamacpp.run.request_rules import request_rules
 from edgekit.engines.request_rules import RequestLimits
-from edgekit.gateway.swap import LoadedModel, ModelEntry, SwappingModels
+from edgekit.gateway.swap import Begun, LoadedModel, ModelEntry, SwappingModels
 from edgekit.gateway.types import Upstream
 from edgekit.units import MIB
 
@@ -34,8 +34,9 @@ class Handle:
     def pid(self) -> int:
         return self.process.pid
 
-    def is_running(self) -> bool:
-        return self.process.poll() is None
+    def problem(self) -> str:
+        ended = self.process.poll()
+        return "" if ended is None else ended.why
 
     def stop(self) -> None:
         self.process.stop()
@@ -49,15 +50,13 @@ class Started:
         self.pids: list[int] = []
 
     def entry(self, name: str, path: Path, size_bytes: int) -> ModelEntry:
-        def start_model() -> LoadedModel:
+        def start_model(begun: Begun) -> LoadedModel:
             assert not [pid for pid in self.pids if psutil.pid_exists(pid)]
             load = Load(context_tokens=WINDOW, sequences=1)
-            process = start(launch_of(path, load=load, alias=name))
+            process = start(launch_of(path, load=load, alias=name), begun=begun)
             self.names.append(name)
             self.pids.append(process.pid)
-            upstream = Upstream(
-                address=process.address, model=name, window_tokens=WINDOW, rules=RULES
-            )
+            upstream = Upstream(address=process.address, model=name)
             return LoadedModel(upstream=upstream, handle=Handle(process))
 
         limits = RequestLimits(rules=RULES, window_tokens=WINDOW)

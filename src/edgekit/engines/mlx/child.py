@@ -10,6 +10,7 @@ it was started with, and refuses what does not fit in the window.
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import sys
@@ -22,7 +23,8 @@ from typing import Any, NoReturn
 
 # How the message of a prompt begins that is longer than the window.
 TOO_LONG = "the prompt is longer than the window"
-_BAD_REQUEST = 400
+_BAD_REQUEST, _UNAUTHORIZED = 400, 401
+_MOST_BODY_BYTES = 2**20  # of a refused request, read so that the client gets the answer
 _DEFAULT_MODEL = "default_model"  # mlx_lm/server.py: the model of the command line
 
 Tell = Callable[..., None]
@@ -50,7 +52,11 @@ def main() -> None:
     _serve_one_model(server, mx, tell)
     _keep_to_window(server, request["window_tokens"])
     _report_address(tell)
-    sys.argv = ["mlx_lm.server", *request["words"]]
+    # Without a key no web page may use the server; its default is all of them.
+    origins = "*" if request["api_key"] else ""
+    if request["api_key"]:
+        _demand_key(server, request["api_key"])
+    sys.argv = ["mlx_lm.server", *request["words"], "--allowed-origins", origins]
     server.main()
 
 
@@ -85,6 +91,8 @@ def _check_names(server: Any) -> None:
         ("ResponseGenerator", "_tokenize"),
         ("APIHandler", "_set_completion_headers"),
         ("LRUPromptCache", "trim_to"),
+        ("APIHandler", "do_GET"),
+        ("APIHandler", "do_POST"),
     ):
         getattr(getattr(server, owner), name)
 
@@ -139,6 +147,29 @@ def _keep_to_window(server: Any, window_tokens: int) -> None:
 
     server.ResponseGenerator._tokenize = tokenize_within  # noqa: SLF001
     server.APIHandler._set_completion_headers = set_headers_for  # noqa: SLF001
+
+
+def _demand_key(server: Any, key: str) -> None:
+    """Refuses requests without the key. mlx_lm.server has none."""
+    expected = f"Bearer {key}".encode()
+
+    def with_key(answer: Callable[[Any], None]) -> Callable[[Any], None]:
+        def answer_with_key(handler: Any) -> None:
+            sent = handler.headers.get("Authorization", "").encode("latin-1", "replace")
+            if hmac.compare_digest(sent, expected):
+                answer(handler)
+                return
+            length = handler.headers.get("Content-Length", "")
+            if length.isdecimal() and int(length) <= _MOST_BODY_BYTES:
+                handler.rfile.read(int(length))
+            handler._set_completion_headers(_UNAUTHORIZED)  # noqa: SLF001
+            handler.end_headers()
+            handler.wfile.write(b'{"error": "send Authorization: Bearer KEY"}')
+
+        return answer_with_key
+
+    server.APIHandler.do_GET = with_key(server.APIHandler.do_GET)
+    server.APIHandler.do_POST = with_key(server.APIHandler.do_POST)
 
 
 def _report_address(tell: Tell) -> None:

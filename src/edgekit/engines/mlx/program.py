@@ -73,7 +73,7 @@ class MlxProgram:
     install: str = INSTALL
     loads_shards: bool = True
     has_budget: bool = False
-    has_keys: bool = False
+    has_keys: bool = True
 
     def find(self) -> Installation | None:
         """mlx-lm in this Python environment."""
@@ -152,6 +152,7 @@ class MlxStarter:
                 running.address,
                 program="mlx-lm",
                 window_tokens=window,
+                api_key=request.address.api_key,
                 sampling_names=SAMPLING_NAMES,
                 too_long=TOO_LONG,
             )
@@ -211,6 +212,7 @@ def start(request: EngineStart) -> MlxProcess:
         _is_ready,
         tell=request.say,
         recheck=request.recheck,
+        begun=request.begun,
     )
 
 
@@ -229,6 +231,7 @@ def _child(
         "window_tokens": request.load.context_tokens or 0,
         "pool_bytes": pool_bytes,
         "old_prompts_bytes": old_prompts_bytes,
+        "api_key": request.address.api_key,
     }
 
     def begin(on_line: Callable[[str], None]) -> ChildProcess:

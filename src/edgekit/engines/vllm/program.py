@@ -220,7 +220,9 @@ def start(request: EngineStart) -> VllmProcess:
         process.log, process.version = log, request.installation.version
         return process
 
-    return start_server(launch, create, _is_ready, tell=request.say, recheck=request.recheck)
+    return start_server(
+        launch, create, _is_ready, tell=request.say, recheck=request.recheck, begun=request.begun
+    )
 
 
 def _child(

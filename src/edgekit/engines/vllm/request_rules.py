@@ -45,10 +45,14 @@ _REFUSED = {
     "kv_transfer_params": "it is for servers that share a cache",
     "use_beam_search": "each beam is a request of its own; use n",
     "background": "responses in the background are kept in memory; use stream",
-    "structural_tag": "send response_format with a JSON schema",
+    **dict.fromkeys(
+        ("structural_tag", "structured_outputs.structural_tag"),
+        "send response_format with a JSON schema",
+    ),
 }
 _COMPILED = "vLLM compiles it before the first token"
 _SEARCHED = "each is searched for after every token"
+_CHOICES = ListLimit(most=4096, chars=4096, reason=_COMPILED)
 _LISTS = {
     "stop": ListLimit(most=32, chars=256, reason=_SEARCHED),
     "stop_token_ids": ListLimit(most=1024, reason=_SEARCHED),
@@ -56,10 +60,13 @@ _LISTS = {
     "allowed_token_ids": ListLimit(most=16_384, reason="it is stored with the request"),
     "logit_bias": ListLimit(most=1024, chars=64, reason="it is stored with the request"),
     "tools": ListLimit(most=1024, reason=_COMPILED),
+    "guided_choice": _CHOICES,
+    "structured_outputs.choice": _CHOICES,
 }
 _GRAMMARS = GrammarLimit(
-    texts=("guided_grammar",),
-    schemas=("response_format", "text", "tools", "guided_json", "structured_outputs"),
+    texts=("guided_grammar", "structured_outputs.grammar"),
+    patterns=("guided_regex", "structured_outputs.regex"),
+    schemas=("response_format", "text", "tools", "guided_json", "structured_outputs.json"),
     chars=65_536,
     repetitions=2048,
     choices=4096,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.runtime_engines import ask
@@ -114,6 +115,33 @@ def test_a_request_cannot_load_another_model(running: RunningEngine) -> None:
     status, reply = ask(running.server.address, "/v1/chat/completions", body)
     assert status == 200
     assert reply["choices"][0]["message"]["content"]
+
+
+def origin_allowed(address: str, key: str = "") -> str | None:
+    request = urllib.request.Request(f"{address}/health")
+    request.add_header("Origin", "https://evil.example")
+    if key:
+        request.add_header("Authorization", f"Bearer {key}")
+    with urllib.request.urlopen(request) as reply:
+        return cast("str | None", reply.headers["Access-Control-Allow-Origin"])
+
+
+def test_pages_of_other_sites_cannot_use_a_server_without_a_key(running: RunningEngine) -> None:
+    assert running.server is not None
+    assert origin_allowed(running.server.address) is None
+
+
+def test_requests_need_the_api_key(folder: Path) -> None:
+    given = start_of(folder, address=Address(api_key="a secret"))
+    with PROGRAM.open(folder, ExitStack(), None).start(given) as running:
+        assert running.server is not None
+        address = running.server.address
+        assert ask(address, "/v1/chat/completions", CHAT)[0] == 401
+        assert ask(address, "/v1/chat/completions", CHAT, "another")[0] == 401
+        assert ask(address, "/v1/models")[0] == 401
+        assert ask(address, "/v1/chat/completions", CHAT, "a secret")[0] == 200
+        assert origin_allowed(address, "a secret") == "*"
+        assert answer(running, Prompt(text="the fox jumps")).new_tokens
 
 
 def test_a_quantised_cache_reaches_the_server(folder: Path) -> None:

@@ -20,7 +20,7 @@ from edgekit.engines.process import (
     resident_at,
     start_server,
 )
-from edgekit.engines.program import Installation
+from edgekit.engines.program import Installation, Server
 from edgekit.engines.watch import Probes, say_nothing
 from edgekit.errors import EngineError, MissingExtraError
 
@@ -100,7 +100,7 @@ def _start_program(launch: Launch) -> Callable[[Callable[[str], None]], ChildPro
     words = server_words(launch)
     return lambda on_line: ChildProcess(
         words,
-        environment=child_environment({**_cards(launch), **launch.key_in_environment}),
+        environment=child_environment({**_cards(launch), **launch.access_in_environment}),
         on_line=on_line,
         has_messages=False,
     )
@@ -115,6 +115,7 @@ def start(
     *,
     tell: Callable[[str], None] = say_nothing,
     recheck: Callable[[], None] | None = None,
+    begun: Callable[[Server], None] | None = None,
     probes: Probes | None = None,
 ) -> EngineProcess:
     """Starts llama.cpp until it is ready, as `start_server` does. MissingExtraError without the wheel."""
@@ -127,6 +128,7 @@ def start(
         is_ready,
         tell=tell,
         recheck=recheck,
+        begun=begun,
         probes=probes,
     )
     try:

@@ -80,9 +80,17 @@ class Launch:
         )
 
     @property
-    def key_in_environment(self) -> Mapping[str, str]:
-        """The key of llama-server, which must not show in the list of processes."""
-        return {"LLAMA_API_KEY": self.at.api_key} if self.at.api_key else {}
+    def cors_origins(self) -> str:
+        """CORS is allowed only with an API key: otherwise any web page could use the server."""
+        return "*" if self.at.api_key else "localhost"
+
+    @property
+    def access_in_environment(self) -> Mapping[str, str]:
+        """Who may use llama-server: a key must not show in the list of processes, and llama-server before July 2026
+        would not know --cors-origins.
+        """
+        key = {"LLAMA_API_KEY": self.at.api_key} if self.at.api_key else {}
+        return {"LLAMA_ARG_CORS_ORIGINS": self.cors_origins, **key}
 
     @property
     def _copied(self) -> tuple[Path, ...]:
@@ -115,8 +123,7 @@ def make_settings(launch: Launch) -> dict[str, Any]:
         "hostnames": [launch.at.host],
         "port": launch.at.port,
         "api_keys": [key] if key else [],
-        # CORS is allowed only with an API key: otherwise any web page could use the server.
-        "cors_origins": "*" if key else "localhost",
+        "cors_origins": launch.cors_origins,
         "verbosity": _VERBOSITY,
         "n_threads_http": _HTTP_THREADS,
         "chat_template": "" if launch.at.chats else _BUILT_IN,

@@ -27,6 +27,7 @@ from edgekit.engines.llamacpp.commands import ollama_settings, plan_problems
 from edgekit.engines.llamacpp.run.binding import child_environment
 from edgekit.engines.llamacpp.run.engine import LoadingLog
 from edgekit.engines.llamacpp.run.program import ALONE, compare_reported, limited
+from edgekit.engines.llamacpp.run.request_rules import GRAMMARS, STOP
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.openai_client import REPLY_BYTES, OpenAiClient, encoded_image
 from edgekit.engines.ports import connectable, free_port, in_address
@@ -123,7 +124,11 @@ class OllamaProgram:
         rules = RequestRules(
             endpoints=(*COMPLETIONS, EMBEDDINGS, RESPONSES),
             numbers={"max_tokens": length, "max_completion_tokens": length},
-            lists={"tools": ListLimit(most=1024, reason="they are part of the prompt")},
+            lists={
+                "stop": STOP,
+                "tools": ListLimit(most=1024, reason="they are part of the prompt"),
+            },
+            grammars=GRAMMARS,
             chars_per_token=_CHARS_PER_TOKEN,
         )
         return RequestLimits(rules=rules, window_tokens=window_tokens)
@@ -241,7 +246,7 @@ def start(request: EngineStart) -> OllamaProcess:
         _load(process.client, request, settings.parameters)
         return True
 
-    return start_server(launch, create, is_ready, tell=request.say)
+    return start_server(launch, create, is_ready, tell=request.say, begun=request.begun)
 
 
 def _load(client: OllamaClient, request: EngineStart, parameters: Mapping[str, int | bool]) -> None:

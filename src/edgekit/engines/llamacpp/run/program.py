@@ -157,7 +157,9 @@ class LlamaCppStarter:
     @contextmanager
     def start(self, request: EngineStart) -> Iterator[RunningEngine]:
         """Runs the engine, watched, until the end of the block."""
-        running = start(_launch(request), tell=request.say, recheck=request.recheck)
+        running = start(
+            _launch(request), tell=request.say, recheck=request.recheck, begun=request.begun
+        )
         with watched(running, warn=request.warn) as watch:
             resolved = running.allocations.resolved
             reported = resolved.get("n_ctx_seq") or resolved.get("n_ctx")

@@ -48,13 +48,14 @@ _REFUSED = {
     "multimodal_data": "send images in messages, as image_url",
 }
 _COMPILED = "llama.cpp compiles it before the first token and holds up all other requests"
+STOP = ListLimit(most=32, chars=256, reason="each is searched for after every token")
 _LISTS = {
     # 5,000 of them took 8 seconds: each is searched for in the whole vocabulary
     "dry_sequence_breakers": ListLimit(
         most=32, chars=40, reason="each is searched for in the whole vocabulary"
     ),
     "logit_bias": ListLimit(most=1024, chars=64, reason="it is stored with the request"),
-    "stop": ListLimit(most=32, chars=256, reason="each is searched for after every token"),
+    "stop": STOP,
     # a million of them took 300 MB
     "samplers": ListLimit(most=32, reason="each is allocated anew"),
     "lora": ListLimit(most=64, reason="it names adapters that the server has loaded"),
@@ -65,7 +66,7 @@ _LISTS = {
     "tools": ListLimit(most=1024, reason=_COMPILED),
     "functions": ListLimit(most=1024, reason=_COMPILED),
 }
-_GRAMMARS = GrammarLimit(
+GRAMMARS = GrammarLimit(
     texts=("grammar",),
     schemas=("json_schema", "response_format", "text", "tools", "functions"),
     chars=65_536,
@@ -103,6 +104,6 @@ def request_rules(*, window_tokens: int, slots: int, reads_images: bool) -> Requ
         },
         lists=_LISTS,
         refused=_REFUSED,
-        grammars=_GRAMMARS,
+        grammars=GRAMMARS,
         images=ImageLimit() if reads_images else None,
     )

@@ -15,11 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.patience import PATIENCE_S, wait_until
-from tests.runtime_engines import CALM, COMPLETION, ask, launch_of, wait_for_end
+from tests.runtime_engines import CALM, COMPLETION, ask, launch_of, small_model, wait_for_end
 from tests.thoroughness import costly
 
 from edgekit.engines.llamacpp.run.engine import EngineProcess, start
+from edgekit.engines.program import Server
 from edgekit.engines.watch import Watch
+from edgekit.errors import EngineError
 from edgekit.units import MIB
 
 pytest.importorskip("xllamacpp")
@@ -42,6 +44,16 @@ def test_end_of_a_killed_engine_names_the_signal(running: EngineProcess) -> None
     assert running.resident() is None
     with pytest.raises(OSError, match="refused"):
         ask(running.address, "/health")
+
+
+def test_engine_can_be_stopped_while_it_loads(tmp_path: Path) -> None:
+    launch = launch_of(small_model(tmp_path / "small.gguf"))
+
+    def stop(process: Server) -> None:
+        process.stop("the server is stopping")
+
+    with pytest.raises(EngineError, match=r"^the server is stopping"):
+        start(launch, begun=stop)
 
 
 def test_stop_reports_the_first_reason(running: EngineProcess) -> None:

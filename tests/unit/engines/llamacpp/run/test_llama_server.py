@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,19 @@ def test_llama_server_needs_the_key_and_hides_it_from_the_list_of_processes(
         words = psutil.Process(running.pid).cmdline()
     assert str(model) in words
     assert not [word for word in words if "a secret" in word]
+
+
+@pytest.mark.parametrize(
+    ("key", "allowed"), [("a secret", "https://evil.example"), (None, None)], ids=["key", "no key"]
+)
+def test_pages_of_other_sites_need_the_key_of_llama_server(
+    model: Path, program: Installation, key: str | None, allowed: str | None
+) -> None:
+    with started(model, program, api_key=key) as running:
+        request = urllib.request.Request(f"{running.address}/health")
+        request.add_header("Origin", "https://evil.example")
+        with urllib.request.urlopen(request) as reply:
+            assert reply.headers["Access-Control-Allow-Origin"] == allowed
 
 
 def test_llama_server_is_stopped_and_explains_how_it_was_killed(

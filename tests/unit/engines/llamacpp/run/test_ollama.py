@@ -25,7 +25,10 @@ from edgekit.engines.program import (
     RunningEngine,
     RunOptions,
 )
+from edgekit.engines.request_rules import COMPLETIONS
 from edgekit.errors import ContextTooLargeError, EngineError, UsageError
+from edgekit.gateway.checks import check_request
+from edgekit.gateway.errors import GatewayError
 from edgekit.model import open_model
 from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
@@ -152,3 +155,20 @@ def test_what_ollama_cannot_take(model: Path, program: Installation) -> None:
     given = start_of(model, program, weights=with_adapter)
     with pytest.raises(UsageError, match="from its own models only"):
         PROGRAM.open(model, ExitStack(), None).start(given).__enter__()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"stop": ["x"] * 33},
+        {"response_format": {"json_schema": {"schema": {"pattern": "((a{0,30}){0,30}){0,30}"}}}},
+    ],
+    ids=["stop", "response_format"],
+)
+def test_costly_requests_are_refused(
+    body: dict[str, Any], model: Path, program: Installation
+) -> None:
+    given = start_of(model, program)
+    limits = PROGRAM.request_limits(given.verdict, given.weights)
+    with pytest.raises(GatewayError, match=next(iter(body))):
+        check_request(body, COMPLETIONS[0], limits)
