@@ -101,12 +101,18 @@ class Transcript:
         self._save()
 
     def save_as(self, name: str) -> None:
-        """Save all messages under this name from now on. Raises UsageError if there is such a conversation."""
+        """Save all messages under this name from now on.
+
+        Raises UsageError if there is such a conversation, and SourceError or HeaderError if it cannot be saved: the
+        conversation then goes on under its old name.
+        """
         check_name(name)
         require_new(name)
-        self.name, self.saved_count = name, 0
+        saved_count = 0
         if any(message.role != "system" for message in self.messages):
-            self._save()
+            append(name, self.messages, after=0, model=self.model)
+            saved_count = len(self.messages)
+        self.name, self.saved_count = name, saved_count
 
     def _save(self) -> None:
         if self.name is not None:

@@ -329,7 +329,7 @@ class OllamaClient(OpenAiClient):
     def write(
         self, fitted: Fitted, sampling: Sampling, *, into: GenerationResult
     ) -> Generator[str, None, None]:
-        """Generates text piece by piece; counts, tool calls and timings go to `into`."""
+        """Generates text piece by piece; reasoning, counts, tool calls and timings go to `into`."""
         prompt = fitted.prompt
         options = {
             name: list(value) if isinstance(value, tuple) else value
@@ -355,9 +355,12 @@ class OllamaClient(OpenAiClient):
                 function = call.get("function", {})
                 arguments = json.dumps(function.get("arguments", {}))
                 into.tool_calls.append({"name": str(function.get("name")), "arguments": arguments})
-            for name in ("thinking", "content"):
-                if isinstance(message.get(name), str) and message[name]:
-                    yield message[name]
+            reasoning, text = message.get("thinking"), message.get("content")
+            if isinstance(reasoning, str) and reasoning:
+                into.reasoning.append(reasoning)
+                yield ""
+            if isinstance(text, str) and text:
+                yield text
             if event.get("done"):
                 into.finish = "length" if event.get("done_reason") == "length" else "stop"
                 into.prompt_tokens = int(event.get("prompt_eval_count") or 0)
