@@ -102,7 +102,7 @@ def _ask_environment(
     words = [str(interpreter), "-I", "-c", _SCRIPT, *distributions]
     output = ask_program(words, timeout_s=timeout_s)
     if output.problem:
-        return {}, f"its Python ({interpreter}) cannot be asked: {output.problem}"
+        return {}, f"could not query its Python ({interpreter}): {output.problem}"
     line = next((line for line in output.text.splitlines() if line.startswith(_MARK)), "")
     try:
         found = json.loads(line.removeprefix(_MARK))

@@ -42,7 +42,7 @@ FORMATS = (LLAMA_SWAP, ROUTER)
 LOAD_TIMEOUT_S = (
     600  # llama-swap's own limit of two minutes is too short for a large model on a disk
 )
-IDLE_S = 300  # after which a model that keeps the others out is unloaded
+IDLE_S = 300  # of a model that runs alone, after which it is unloaded
 LOOPBACK = "127.0.0.1"
 MOST_COLUMNS = 3  # for memories, in a table
 
@@ -151,8 +151,8 @@ def _next_steps(answer: Together) -> Iterator[str]:
     if answer.all_fit:
         yield f"{words} keeps all of them loaded"
     else:
-        yield f"{words} keeps those that fit loaded, and loads another in their place when it is asked for"
-    yield "--for llama-swap and --for llama-server-router print the same as their configuration"
+        yield f"{words} keeps those that fit loaded; others are loaded on request and replace them"
+    yield "--for llama-swap and --for llama-server-router print this as a configuration file"
 
 
 def together_json(answer: Together) -> Json:
@@ -228,7 +228,7 @@ def configuration(answer: Together, program: str) -> str:
 
 
 def _fewer_words(answer: Together, most: int) -> Iterator[str]:
-    """What the router could keep if the models that keep the others out were not in the file."""
+    """What the router could keep without the models that do not fit next to others."""
     if len(answer.fitting) > most:
         names = _listed(map(_shown_name, answer.fitting))
         yield f"; without the other sections --models-max {len(answer.fitting)} keeps all of {names}"
