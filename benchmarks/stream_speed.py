@@ -110,20 +110,29 @@ def _serve(turn: Callable[[], Figures]) -> None:
 
 
 def _print(rounds: list[dict[str, Figures]], *, cold: bool) -> None:
-    """A row per side; ratios are taken within a round."""
-    other, label = ("read_s", "of reading alone") if cold else ("token_s", "times llama.cpp")
-    print(f"| budget | weights kept | tokens/s | CPU s per token | peak memory | {label} |")
-    print("|---|---|---|---|---|---|")
+    """A row per side; the last two columns are speeds, divided by another one of the same round."""
+    label = "reading alone" if cold else "llama.cpp"
+    print(
+        "| budget | weights kept | tokens/s | CPU s per token | peak memory"
+        f" | times {label} | by CPU time |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for side in rounds[0]:
         runs = [one[side] for one in rounds]
-        reference = side if cold else LLAMA
-        ratio = median(one[reference][other] / one[side]["token_s"] for one in rounds)
+        if cold:
+            by_clock, by_cpu = median(run["read_s"] / run["token_s"] for run in runs), None
+        else:
+            by_clock, by_cpu = (
+                median(one[LLAMA][key] / one[side][key] for one in rounds)
+                for key in ("token_s", "cpu_s")
+            )
         kept = runs[0].get("kept_mib")
         print(
             f"| {side} | {'' if kept is None else f'{kept:,.0f} MiB'}"
             f" | {1 / median(run['token_s'] for run in runs):.2f}"
             f" | {median(run['cpu_s'] for run in runs):.2f}"
-            f" | {max(run['peak_mib'] for run in runs):,.0f} MiB | {ratio:.2f} |"
+            f" | {max(run['peak_mib'] for run in runs):,.0f} MiB | {by_clock:.2f}"
+            f" | {'' if by_cpu is None else f'{by_cpu:.2f}'} |"
         )
 
 

@@ -74,12 +74,16 @@ class Handler(BaseHTTPRequestHandler):
             return raw
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
     def do_GET(self):
+        if self.path == "/api/tags":
+            names = [*models, "edgekit-small-999999999:latest", "mine:latest"]
+            return self.reply(200, {{"models": [{{"name": name}} for name in names]}})
         self.reply(200 if self.path == "/api/version" else 404, {{"version": "0.14.0"}})
     def do_HEAD(self):
         self.reply(200 if (store / self.path.rpartition("/")[2]).exists() else 404)
     def do_DELETE(self):
-        models.pop(json.loads(self.body())["model"], None)
-        print("deleted", file=sys.stderr, flush=True)
+        name = json.loads(self.body())["model"]
+        models.pop(name, None)
+        with (store / "deleted").open("a") as file: file.write(name + "\n")
         self.reply(200)
     def do_POST(self):
         raw = self.body()

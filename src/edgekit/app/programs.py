@@ -20,6 +20,7 @@ from edgekit.engines.protocol import ANSWER_S
 from edgekit.errors import EdgekitError, EngineError, MissingExtraError, UsageError
 from edgekit.index.references import is_path
 from edgekit.machine.probes import detect
+from edgekit.sources.types import Container
 
 if TYPE_CHECKING:
     from edgekit.engines.program import EngineProgram, Installation
@@ -161,15 +162,16 @@ def _chosen(
 
 def _engines_for(reference: str, verb: str, session: Session) -> tuple[Engine, ...]:
     """The engines for the files of a reference, the best first. A name of the index may have files for several."""
+    whole = [engine for engine in startable(verb) if not engine.streams_weights]
     if reference.lower().endswith(".gguf"):
         return (default_engine(),)
     if not ("/" in reference or is_path(reference)):
-        others = (engine for engine in startable(verb) if not engine.streams_weights)
-        return tuple(dict.fromkeys((default_engine(), *others)))
+        return tuple(dict.fromkeys((default_engine(), *whole)))
     with suppress(EdgekitError):
         opened = open_named(reference, session).found
-        if opened is not None:
-            engine = engine_named(engine_on(opened.model, detect()))
-            if verb in engine.starts_for:
-                return (engine,)
+        if opened is not None and opened.files is not None:
+            best = engine_named(engine_on(opened.model, detect()))
+            is_gguf = opened.files.container is Container.GGUF
+            able = [engine for engine in whole if engine.loads_gguf is is_gguf]
+            return tuple(dict.fromkeys(engine for engine in (best, *able) if engine in able))
     return (default_engine(),)

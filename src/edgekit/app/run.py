@@ -186,10 +186,12 @@ def fetch(
     The request has one engine. Raises DoesNotFitError, and UsageError for a model without weights to run.
     """
     published, opened = _open(reference, request, chosen, session)
-    if _loads_projector_next_to_model(request, chosen):
-        files, known = opened.files, chosen.engine.known_projector
-        if not (files.projectors if files is not None else known(opened, {})):
-            raise _sees_nothing(reference)
+    files, known = opened.files, chosen.engine.known_projector
+    has_projector = bool(files.projectors if files is not None else known(opened, {}))
+    if has_projector and chosen.program.own_name(reference, files):
+        request = _with_projector_flag(request, chosen)  # the program loads it without being asked
+    if not has_projector and _loads_projector_next_to_model(request, chosen):
+        raise _sees_nothing(reference)
     request = _to_embed(request, chosen, opened)
     judged = judge(request, chosen, opened, job, session)
     judged.refuse_or_warn()
@@ -215,11 +217,16 @@ def with_projector(request: Request, chosen: ChosenProgram, images: tuple[Image,
             raise UsageError(
                 f"{engine.name} does not read {image_name(image.media_type)} images: convert it to {known}"
             )
-    key = _projector_key(chosen)
-    if not key or key in request.values(engine.name):
+    return _with_projector_flag(request, chosen)
+
+
+def _with_projector_flag(request: Request, chosen: ChosenProgram) -> Request:
+    """The request with the projector next to the model, unless one was named."""
+    engine, key = chosen.engine.name, _projector_key(chosen)
+    if not key or key in request.values(engine):
         return request
-    given = request.flags.get(engine.name, {})
-    return request.with_flags(engine.name, {**given, key: NEXT_TO_MODEL})
+    given = request.flags.get(engine, {})
+    return request.with_flags(engine, {**given, key: NEXT_TO_MODEL})
 
 
 def check_tools(chosen: ChosenProgram, tools: tuple[Mapping[str, Any], ...]) -> None:

@@ -146,6 +146,12 @@ def judge_together(
     )
 
 
+def sizes_of(verdict: Verdict, together: Together) -> tuple[int, ...]:
+    """What a model takes of each memory, in the order of `Together.uses`."""
+    lines = _lines(verdict, together.machine)
+    return tuple(_bytes_in(lines, use.budget.pools) for use in together.uses)
+
+
 class _Search:
     """Tries sets of models and contexts. A model is judged once for each context and memory that is left."""
 

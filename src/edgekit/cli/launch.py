@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -195,6 +196,12 @@ def download_limit(
         return True
 
     return confirm
+
+
+def stop_code(stop: BaseException) -> int:
+    """The exit code of a server that was stopped: Ctrl-C and SIGTERM are not errors."""
+    code = stop.code if isinstance(stop, SystemExit) else 0
+    return 0 if code in {0, 128 + signal.SIGTERM, None} else int(str(code))
 
 
 def refusal(error: DoesNotFitError, *, as_json: bool, in_one_line: bool = False) -> tuple[str, int]:

@@ -16,7 +16,13 @@ from edgekit.app.run import DoesNotFitError, Judged
 from edgekit.cli import warn
 from edgekit.cli.console import open_session, print_event, print_line
 from edgekit.cli.flags import SERVE_PORT, read_host, read_integer
-from edgekit.cli.launch import StderrNotices, download_limit, read_request, refusal
+from edgekit.cli.launch import (
+    StderrNotices,
+    download_limit,
+    read_request,
+    refusal,
+    stop_code,
+)
 from edgekit.cli.serve_several import serve_several
 from edgekit.engines.ports import LARGEST_PORT, check_port, is_loopback
 from edgekit.engines.process import ending_in_order, resident_of
@@ -28,7 +34,7 @@ from edgekit.errors import (
     MissingExtraError,
     UsageError,
 )
-from edgekit.report.run import ended_json, ready_json, restarting_json
+from edgekit.report.run import ended_json, ready_json, restarting_json, stopped_json
 from edgekit.server import needs_extra
 
 if TYPE_CHECKING:
@@ -119,12 +125,13 @@ class _Front:
     model: OneModel | None = None
     pid: int = 0
     problem: str = ""
+    was_up: bool = False
 
     def ready(self, running: RunningEngine) -> str:
         """The engine is ready. Returns the address for clients."""
         if running.server is None:
             raise TypeError("this engine does not serve")
-        self.pid = running.server.pid
+        self.pid, self.was_up = running.server.pid, True
         if self.gateway is None or self.model is None:
             return running.server.address
 
@@ -210,6 +217,16 @@ class _Serving:
 
         Raises EngineError or MemoryPressureError if it ends by itself.
         """
+        try:
+            return self._lives(restarts)
+        except (KeyboardInterrupt, SystemExit) as stop:
+            if not self.front.was_up:
+                raise
+            if self.as_json:
+                print_event(stopped_json())
+            return "", stop_code(stop)
+
+    def _lives(self, restarts: int | None) -> tuple[str, int]:
         count, wait_s = 0, _FIRST_WAIT_S
         while True:
             begun_s = time.monotonic()
@@ -253,8 +270,7 @@ class _Serving:
                 ended = server.stop("stopped on request")
                 if self.as_json:
                     print_event(ended_json(ended))
-                code = stop.code if isinstance(stop, SystemExit) else 0
-                return "", 0 if code in {0, 128 + 15, None} else int(code or 0)
+                return "", stop_code(stop)
             if ended is None:
                 raise EngineError("the engine neither started nor exited")
             why = guard.reason or f"{ended.why}: {ended.last_words}"

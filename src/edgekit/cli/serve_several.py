@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from edgekit.app import run
 from edgekit.app.run import DoesNotFitError
-from edgekit.app.together import Member, Together, judge_together
+from edgekit.app.together import Member, Together, judge_together, sizes_of
 from edgekit.cli.console import open_session, print_event, print_line
-from edgekit.cli.launch import StderrNotices, download_limit, read_request
-from edgekit.engines.flags import CONTEXT
+from edgekit.cli.launch import StderrNotices, download_limit, read_request, stop_code
+from edgekit.engines.flags import CONTEXT, read_flags
 from edgekit.engines.process import ending_in_order, resident_of
+from edgekit.engines.program import RunOptions
 from edgekit.errors import UsageError
-from edgekit.report.run import several_ended_json, several_json
+from edgekit.report.run import several_json, stopped_json
 from edgekit.request import Request, Session
 from edgekit.server import needs_extra
 
@@ -44,9 +45,9 @@ def serve_several(
         together, planned = _plan(arguments, session)
         for member in together.members:
             notices.say(_member_text(member))
-        entries = [_entry(model, session, notices) for model in planned]
+        entries = [_entry(model, together, session, notices) for model in planned]
     models = SwappingModels(entries, [use.budget.available_bytes for use in together.uses])
-    code: object = 0
+    code = 0
     with ending_in_order(), closing(models):
         with GatewayServer(
             settings_of(), models, memory_bytes=lambda: _resident_sum(models.pids())
@@ -62,11 +63,11 @@ def serve_several(
                 threading.Event().wait()
             except (KeyboardInterrupt, SystemExit) as stop:
                 notices.say("stopping")
-                code = stop.code if isinstance(stop, SystemExit) else 0
+                code = stop_code(stop)
         models.close()
     if arguments.json:
-        print_event(several_ended_json())
-    return "", 0 if code in {0, 128 + 15, None} else int(str(code))
+        print_event(stopped_json())
+    return "", code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,9 @@ def _plan(arguments: argparse.Namespace, session: Session) -> tuple[Together, li
     for _, _, chosen in read:
         if not chosen.shares_memory:
             raise UsageError(f"{chosen.engine.name} takes a whole GPU for itself: serve it alone")
+        if chosen.engine is not read[0][2].engine:
+            both = f"{read[0][2].engine.name} and {chosen.engine.name}"
+            raise UsageError(f"models of {both} cannot share one server: serve them separately")
     _, first, chosen = read[0]
     common = replace(first, machine=run.machine_for(first, chosen), budget_bytes=None, context=None)
     contexts = () if first.context is None else (first.context,)
@@ -99,6 +103,9 @@ def _plan(arguments: argparse.Namespace, session: Session) -> tuple[Together, li
         if not verdict.can_load:
             raise DoesNotFitError(member.check)
         settled = engine.settle(verdict, request.flags.get(engine.name, {}))
+        if not member.fits_with_others:  # its settings are those of a model that is alone
+            saving = chosen.program.flags_for(RunOptions(saves=True), chosen.installation)
+            settled |= read_flags(engine.flags, saving)
         context = settled.pop(CONTEXT.key, None)
         pinned = request.with_flags(engine.name, settled)
         pinned = replace(pinned, context=context, keep_spare=True)
@@ -106,7 +113,9 @@ def _plan(arguments: argparse.Namespace, session: Session) -> tuple[Together, li
     return together, planned
 
 
-def _entry(planned: _Planned, session: Session, notices: StderrNotices) -> ModelEntry:
+def _entry(
+    planned: _Planned, together: Together, session: Session, notices: StderrNotices
+) -> ModelEntry:
     """The model, downloaded if need be, as the gateway loads it."""
     from edgekit.gateway.engines import starter
     from edgekit.gateway.swap import ModelEntry
@@ -116,7 +125,7 @@ def _entry(planned: _Planned, session: Session, notices: StderrNotices) -> Model
     name = judged.check.bill.label
     return ModelEntry(
         name=name,
-        sizes=planned.member.bytes_by_memory,
+        sizes=sizes_of(judged.check.result, together),
         start=starter(judged, weights, name),
         limits=planned.chosen.program.request_limits(judged.check.result, weights),
         created_s=int(time.time()),

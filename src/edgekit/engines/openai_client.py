@@ -150,14 +150,19 @@ class OpenAiClient:
                     yield event
 
     @contextmanager
-    def _reply(self, path: str, body: Mapping[str, Any]) -> Iterator[http.client.HTTPResponse]:
-        """Posts a request; yields the reply, or raises what the server refused."""
+    def _reply(
+        self, path: str, body: Mapping[str, Any] | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Posts a request, or gets a path without a body; yields the reply, or raises what the server refused."""
         connection = http.client.HTTPConnection(self._host)
         headers = {"Content-Type": "application/json"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         try:
-            connection.request("POST", path, json.dumps(dict(body)).encode(), headers)
+            if body is None:
+                connection.request("GET", path, headers=headers)
+            else:
+                connection.request("POST", path, json.dumps(dict(body)).encode(), headers)
             reply = connection.getresponse()
             if reply.status != http.client.OK:
                 raise self._refusal(self._object(reply.read(REPLY_BYTES)), reply.status)

@@ -174,6 +174,7 @@ class RunOptions:
     sinks: str | None = None
     threads: str | None = None
     alone: bool = False  # the engine serves a single conversation
+    saves: bool = False  # no caches that may grow beyond the bill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

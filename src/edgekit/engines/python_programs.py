@@ -61,12 +61,8 @@ def python_programs(
     timeout_s: float,
 ) -> tuple[PythonProgram, ...]:
     """Where an engine is installed: EdgeKit's environment first. The first of `distributions` is the engine."""
-    programs = []
-    spec = find_spec(package)
-    own = _own_versions(distributions)
-    if spec is not None and distributions[0] in own:
-        folder = next(iter(spec.submodule_search_locations or ()), spec.origin or "")
-        programs.append(PythonProgram(origin="Python package", path=folder, versions=own))
+    own = in_this_python(package, distributions)
+    programs = [] if own is None else [own]
     scripts = [
         found for found in find_programs(script, here) if not in_this_environment(found.path)
     ]
@@ -80,6 +76,15 @@ def python_programs(
             )
         )
     return tuple(programs)
+
+
+def in_this_python(package: str, distributions: Sequence[str]) -> PythonProgram | None:
+    """The engine in EdgeKit's own environment; None if it is not there."""
+    spec, versions = find_spec(package), _own_versions(distributions)
+    if spec is None or distributions[0] not in versions:
+        return None
+    folder = next(iter(spec.submodule_search_locations or ()), spec.origin or "")
+    return PythonProgram(origin="Python package", path=folder, versions=versions)
 
 
 def _own_versions(distributions: Sequence[str]) -> dict[str, str]:

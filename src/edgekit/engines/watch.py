@@ -203,8 +203,8 @@ class Watch:
     def _spill(self) -> str:
         """Warns once of memory that the driver moved from a full card to RAM; never stops the engine.
 
-        What the bill puts into RAM may be in the driver's buffers. If more is there at the first look than those
-        could be, it has not fitted from the beginning.
+        What the bill puts into RAM may be in the driver's buffers when the engine is ready. If more is there than
+        that, it has not fitted from the beginning.
         """
         if not self._watches_spill:
             return ""
@@ -215,7 +215,7 @@ class Watch:
             self._usual_bytes = in_ram_bytes
         planned_bytes, usual_bytes = self._engine.server.ram_bytes, self._usual_bytes
         if planned_bytes is not None:
-            usual_bytes = max(min(usual_bytes, planned_bytes + TRANSFER_BYTES), planned_bytes)
+            usual_bytes = min(usual_bytes, planned_bytes + TRANSFER_BYTES)
         spilled_bytes = in_ram_bytes - usual_bytes
         if spilled_bytes > SPILL_BYTES:
             self._watches_spill = False

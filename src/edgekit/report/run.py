@@ -138,7 +138,8 @@ def several_json(together: Together, address: str, names: Sequence[str]) -> Json
     }
 
 
-def several_ended_json() -> Json:
+def stopped_json() -> Json:
+    """The line of a server that was stopped while no engine ran, or several did."""
     return {"event": "ended", "schema": SCHEMA, "why": "stopped on request"}
 
 

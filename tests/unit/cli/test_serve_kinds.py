@@ -22,6 +22,8 @@ from tests.runtime_engines import ask
 from tests.serving import Served, serving
 from tests.small_mlx import write_small_model
 
+from edgekit.cli import main
+
 if TYPE_CHECKING:
     import openai
 
@@ -171,6 +173,30 @@ def test_no_engine_outlives_a_server_that_is_killed(chatting: Path, tmp_path: Pa
         engine = psutil.Process(served.ready["pid"])
         served.process.kill()
     wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_server_that_is_stopped_in_the_pause_before_a_restart_ends_in_order(
+    chatting: Path,
+) -> None:
+    with serving(str(chatting), "-c", "512", "--restart", "on-failure") as served:
+        for _ in range(4):  # the pause doubles every time
+            os.kill(served.ready["pid"], signal.SIGKILL)
+            events = [served.event() for _ in range(2)]
+            if events[-1]["wait_s"] >= 4:
+                break
+            served.ready = served.event()
+        served.process.send_signal(signal.SIGTERM)
+        assert served.event() == {"event": "ended", "schema": 1, "why": "stopped on request"}
+        assert served.process.wait(60) == 0
+
+
+def test_models_of_several_engines_are_served_separately(
+    chatting: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mlx_lm")
+    folder = write_small_model(tmp_path / "small")
+    assert main(("serve", str(chatting), str(folder), "--port", "0")) == 2
+    assert "llama.cpp and mlx cannot share one server" in capsys.readouterr().err
 
 
 def test_several_models_share_a_budget_that_holds_two(tmp_path: Path) -> None:

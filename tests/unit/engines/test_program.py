@@ -28,4 +28,4 @@ def test_program_exists_or_is_an_error_for_every_engine_and_verb(engine: Engine)
 
 def test_startable_engines_begin_with_the_preferred_one() -> None:
     assert [engine.name for engine in startable("run")] == ["llama.cpp", "vllm", "mlx", "stream"]
-    assert [engine.name for engine in startable("serve")] == ["llama.cpp"]
+    assert [engine.name for engine in startable("serve")] == ["llama.cpp", "vllm", "mlx"]

@@ -422,13 +422,10 @@ def test_mlx_server_limits_its_prompt_cache_to_the_plan() -> None:
     )
 
 
-def test_mlx_server_is_left_out_with_a_quantised_cache() -> None:
+def test_mlx_server_quantises_its_cache() -> None:
     plan = planned(qwen(), mac(32), engine="mlx", kv_bits=8, quantized_kv_start=0)
     commands = ready(plan)
-    assert "mlx_lm.server" not in commands
-    assert (
-        "--kv-bits 8 --kv-group-size 64 --quantized-kv-start 0" in commands["mlx_lm.generate"].text
-    )
+    assert "--kv-bits 8 --kv-group-size 64 --quantized-kv-start 0" in commands["mlx_lm.server"].text
     fields = {item["key"]: item["value"] for item in json.loads(commands["LM Studio preset"].text)["load"]["fields"]}  # fmt: skip
     assert fields["llm.load.mlx.kvCacheQuantization"] == {"enabled": True, "bits": 8, "groupSize": 64, "quantizedStart": 0}  # fmt: skip
 

@@ -456,22 +456,31 @@ def _modelfile_source(startup: Startup) -> str:
 
 def _ollama_notes(startup: Startup, cache: str) -> Iterator[str]:
     """Notes on settings that Ollama lacks. `cache`: the cache type that it uses."""
-    load, setup = startup.load, LlamaCppSetup.of(startup.setup)
+    load = startup.load
     requested = {
         _DEFAULT_CACHE if kind is None else kind.name for kind in (load.cache_k, load.cache_v)
     }
     if requested != {cache}:
         types = ", ".join(_CACHE_BITS)
         yield f"Ollama uses one cache type ({types}) for keys and values of all models: {cache} here"
-    if _moves_experts(setup):
-        yield "Ollama cannot move experts alone to RAM: without num_gpu it places whole layers itself"
-    if setup.tensor_split:
-        yield "Ollama splits layers across GPUs itself; it has no -ts"
-    if not setup.offload_kqv:
-        yield "Ollama has no --no-kv-offload: the cache is where the layers are"
+    yield from plan_problems(startup.verdict)
     sequences = LoadFacts.of(startup.verdict.estimate).n_seq_max
     if sequences > 1 and startup.verdict.streams == 1:
         yield f"one request at a time: in Ollama each of {sequences} parallel requests would have its own cache"
+
+
+def plan_problems(verdict: Verdict) -> list[str]:
+    """What of a placement Ollama cannot follow, so that it would take other memory than planned."""
+    setup, problems = LlamaCppSetup.of(verdict.way.setup), []
+    if _moves_experts(setup):
+        problems.append(
+            "Ollama cannot move experts alone to RAM: without num_gpu it places whole layers itself"
+        )
+    if setup.tensor_split:
+        problems.append("Ollama splits layers across GPUs itself; it has no -ts")
+    if not setup.offload_kqv:
+        problems.append("Ollama has no --no-kv-offload: the cache is where the layers are")
+    return problems
 
 
 def lm_studio_commands(startup: Startup) -> Iterator[Command]:

@@ -180,7 +180,10 @@ def wheel_version(text: str) -> LlamaVersion:
 
 
 def default_version() -> LlamaVersion:
-    """EDGEKIT_LLAMA_VERSION, else the llama.cpp that `edgekit run` would start, else the newest known."""
+    """EDGEKIT_LLAMA_VERSION, else that of the xllamacpp wheel here, else the newest known.
+
+    `run` and `serve` follow the program that they start: asking llama-server takes too long for every check.
+    """
     named = os.environ.get(VARIABLE)
     if not named:
         return installed_version() or LlamaVersion(NEWEST)

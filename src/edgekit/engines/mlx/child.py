@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from http.server import ThreadingHTTPServer
 from typing import Any, NoReturn
 
@@ -42,8 +43,9 @@ def main() -> None:
         _check_names(server)
     except (ImportError, AttributeError) as error:
         _fail(f"this mlx-lm cannot be used: {error}; update it (pip install -U mlx-lm)")
-    if request["pool_bytes"] is not None:
-        mx.set_cache_limit(request["pool_bytes"])
+    mx.set_cache_limit(request["pool_bytes"])
+    # mlx_lm.server itself limits only what batches leave, and --prompt-cache-bytes counts running requests too.
+    server.LRUPromptCache = partial(server.LRUPromptCache, max_bytes=request["old_prompts_bytes"])
     tell(version=version)
     _serve_one_model(server, mx, tell)
     _keep_to_window(server, request["window_tokens"])
@@ -82,6 +84,7 @@ def _check_names(server: Any) -> None:
         ("ModelProvider", "load"),
         ("ResponseGenerator", "_tokenize"),
         ("APIHandler", "_set_completion_headers"),
+        ("LRUPromptCache", "trim_to"),
     ):
         getattr(getattr(server, owner), name)
 

@@ -7,10 +7,8 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,8 +37,10 @@ from edgekit.engines.program import (
     RunningEngine,
     RunOptions,
 )
+from edgekit.engines.python_programs import in_this_python, interpreter_of
 from edgekit.engines.request_rules import RequestLimits
 from edgekit.errors import UsageError
+from edgekit.machine.surroundings import Surroundings
 from edgekit.machine.types import Device, Machine, System, Vendor
 from edgekit.units import GIB, KIB, MIB
 
@@ -77,12 +77,12 @@ class MlxProgram:
 
     def find(self) -> Installation | None:
         """mlx-lm in this Python environment."""
-        with suppress(PackageNotFoundError):
-            number = version("mlx-lm")
-            spec = find_spec("mlx_lm")
-            folder = "" if spec is None or spec.origin is None else str(Path(spec.origin).parent)
-            return Installation(program=NAME, origin="Python package", path=folder, version=number)
-        return None
+        found = in_this_python("mlx_lm", ["mlx-lm"])
+        if found is None:
+            return None
+        return Installation(
+            program=NAME, origin=found.origin, path=found.path, version=found.versions["mlx-lm"]
+        )
 
     def on_machine(self, machine: Machine, _installation: Installation) -> Machine:
         """On Linux, the processor as a device: MLX computes in the RAM there."""
@@ -217,17 +217,18 @@ def start(request: EngineStart) -> MlxProcess:
 def _child(
     request: EngineStart, launch: ServerLaunch
 ) -> Callable[[Callable[[str], None]], ChildProcess]:
-    pool_bytes, cache_bytes = shares(request.verdict, keep_spare=request.keep_spare)
+    pool_bytes, old_prompts_bytes = shares(request.verdict, keep_spare=request.keep_spare)
     words = server_words(
         MlxSetup.of(request.setup),
         str(request.weights.model),
         sequences=request.load.sequences or 1,
-        cache_bytes=cache_bytes,
+        cache_bytes=request.estimate.kv_cache_bytes + old_prompts_bytes,
     )
     settings = {
         "words": [*words[1:], "--host", launch.host, "--port", str(launch.port)],
         "window_tokens": request.load.context_tokens or 0,
         "pool_bytes": pool_bytes,
+        "old_prompts_bytes": old_prompts_bytes,
     }
 
     def begin(on_line: Callable[[str], None]) -> ChildProcess:
@@ -243,24 +244,21 @@ def _child(
 
 
 def shares(verdict: Verdict, *, keep_spare: bool = False) -> tuple[int, int]:
-    """How the memory beside the weights is divided: MLX's pool of freed buffers, and the caches of prompts.
+    """How the memory that the bill leaves free is divided: MLX's pool of freed buffers, and the caches of old prompts.
 
-    mlx_lm.server keeps the caches of old prompts as long as they fit into the second.
+    `keep_spare`: the free memory is for other models.
     """
     free_bytes = [use.budget.available_bytes - use.required_bytes for use in verdict.uses]
     free = 0 if keep_spare else max(0, min(free_bytes, default=0))
     pool = min(max(free // _POOL_SHARE, _LEAST_POOL_BYTES), _MOST_POOL_BYTES)
-    return pool, verdict.estimate.kv_cache_bytes + max(0, free - pool)
+    return pool, max(0, free - pool)
 
 
 def interpreter(installation: Installation) -> str:
     """The Python that has mlx-lm: this one, or that of the script mlx_lm.server."""
     script = Path(installation.path)
-    with suppress(OSError), script.open("rb") as file:
-        first = file.readline(4096)
-        if first.startswith(b"#!"):
-            return first[2:].decode(errors="replace").strip()
-    return sys.executable
+    found = interpreter_of(script, Surroundings()) if script.is_file() else None
+    return sys.executable if found is None else str(found)
 
 
 def _is_ready(process: MlxProcess, timeout_s: float) -> bool:

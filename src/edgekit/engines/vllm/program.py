@@ -7,9 +7,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,6 +33,7 @@ from edgekit.engines.program import (
     RunningEngine,
     RunOptions,
 )
+from edgekit.engines.python_programs import in_this_python
 from edgekit.engines.request_rules import RequestLimits
 from edgekit.engines.vllm.commands import server_words, taken
 from edgekit.engines.vllm.request_rules import request_rules
@@ -75,10 +75,12 @@ class VllmProgram:
 
     def find(self) -> Installation | None:
         """VLLM in this Python environment."""
-        with suppress(PackageNotFoundError):
-            number = version("vllm")
-            return Installation(program=NAME, origin="Python package", path="", version=number)
-        return None
+        found = in_this_python("vllm", ["vllm"])
+        if found is None:
+            return None
+        return Installation(
+            program=NAME, origin=found.origin, path=found.path, version=found.versions["vllm"]
+        )
 
     def on_machine(self, machine: Machine, _installation: Installation) -> Machine:
         return machine
@@ -224,9 +226,8 @@ def start(request: EngineStart) -> VllmProcess:
 def _child(
     request: EngineStart, launch: ServerLaunch
 ) -> Callable[[Callable[[str], None]], ChildProcess]:
-    verdict = replace(request.verdict)
     words = executable(request.installation)
-    words += server_words(verdict, str(request.weights.model))
+    words += server_words(request.verdict, str(request.weights.model))
     words += ["--served-model-name", launch.title]
     words += ["--host", launch.host, "--port", str(launch.port)]
     key = {"VLLM_API_KEY": request.address.api_key} if request.address.api_key else {}

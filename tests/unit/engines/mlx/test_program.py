@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,7 @@ from edgekit.engines import engine_named
 from edgekit.engines.chat import Fitted, GenerationResult, Message, Prompt, Sampling
 from edgekit.engines.mlx.program import MlxProgram, interpreter, start
 from edgekit.engines.mlx.program import shares as shares_of
+from edgekit.engines.process import ServerProcess
 from edgekit.engines.program import (
     Address,
     EngineStart,
@@ -148,17 +150,38 @@ def test_weights_that_cannot_be_loaded(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_interpreter_is_that_of_the_script(tmp_path: Path) -> None:
+    python = tmp_path / "a folder" / "python3"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
     script = tmp_path / "mlx_lm.server"
-    script.write_text("#!/opt/python/bin/python3\nprint()\n")
+    script.write_text(f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n")
     there = Installation(program="mlx", origin="PATH", path=str(script))
-    assert interpreter(there) == "/opt/python/bin/python3"
+    assert interpreter(there) == str(python)
+
+
+def test_caches_of_old_prompts_leave_the_memory_of_other_models_alone(folder: Path) -> None:
+    given = start_of(folder, keep_spare=True)
+    with PROGRAM.open(folder, ExitStack(), None).start(given) as running:
+        assert isinstance(running.server, ServerProcess)
+        for number, seed in enumerate((1, None, 2, None)):
+            body = {
+                **CHAT,
+                "messages": [{"role": "user", "content": f"w{number} fox"}],
+                "seed": seed,
+            }
+            body = {key: value for key, value in body.items() if value is not None}
+            assert ask(running.server.address, "/v1/chat/completions", body)[0] == 200
+        kept = [line for line in running.server.recent if "Prompt Cache:" in line]
+    assert kept
+    assert all("Prompt Cache: 0 sequences" in line for line in kept)
 
 
 def test_free_memory_is_shared_by_buffers_and_caches(folder: Path) -> None:
     verdict = start_of(folder).verdict
     free = min(use.budget.available_bytes - use.required_bytes for use in verdict.uses)
     pool, caches = shares_of(verdict)
-    assert pool + caches <= free + verdict.estimate.kv_cache_bytes
+    assert pool + caches <= free
+    assert shares_of(verdict, keep_spare=True)[1] == 0
 
 
 @pytest.mark.parametrize(

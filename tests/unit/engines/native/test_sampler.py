@@ -418,4 +418,5 @@ def test_sampling_defaults_equal_llamacpp() -> None:
         "repeat_penalty": 1.0,
         "repeat_last": 64,
         "seed": None,
+        "stop": (),
     }

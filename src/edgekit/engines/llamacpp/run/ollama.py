@@ -19,14 +19,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
+
 from edgekit.bill.types import Verdict
 from edgekit.engines.chat import Fitted, GenerationResult, Message, Prompt, Sampling
-from edgekit.engines.llamacpp.commands import ollama_settings
+from edgekit.engines.llamacpp.commands import ollama_settings, plan_problems
 from edgekit.engines.llamacpp.run.binding import child_environment
 from edgekit.engines.llamacpp.run.engine import LoadingLog
 from edgekit.engines.llamacpp.run.program import ALONE, compare_reported, limited
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.openai_client import OpenAiClient, encoded_image
+from edgekit.engines.openai_client import REPLY_BYTES, OpenAiClient, encoded_image
 from edgekit.engines.ports import connectable, free_port, in_address
 from edgekit.engines.process import (
     ChildProcess,
@@ -149,51 +151,55 @@ class OllamaStarter:
     @contextmanager
     def start(self, request: EngineStart) -> Iterator[RunningEngine]:
         """Runs Ollama's server with the model loaded, watched, until the end of the block."""
-        if request.weights.drafter or request.weights.adapters or request.weights.projector:
-            raise UsageError(
-                "Ollama takes draft models, adapters and projectors from its own models only: leave them out"
-            )
-        settings = ollama_settings(request.verdict, request.verdict.context_tokens)
-        running = start(request, settings.environment)
+        _check_plan(request)
+        running = start(request)
         with watched(running, warn=request.warn) as watch:
-            client = OllamaClient(running.address, window_tokens=settings.parameters["num_ctx"])
-            source = _at_ollama(client, request)
-            model = _derived_name(request)
-            client.create(model, {**source, "parameters": settings.parameters})
             try:
-                client.load(model)
-                rows = _compare(request, running)
-                client.serve(model)
                 yield RunningEngine(
-                    generator=client,
+                    generator=running.client,
                     version=running.version,
                     rules_version=request.installation.rules_version,
-                    rows=rows,
+                    rows=_compare(request, running),
                     server=running,
-                    model=model,
+                    model=running.client.model,
                     guard=watch,
                 )
             finally:
-                with suppress(EngineError):
-                    client.delete(model)
+                with suppress(EngineError):  # it has ended: the next start cleans up
+                    running.client.delete(running.client.model)
+
+
+def _check_plan(request: EngineStart) -> None:
+    """Raises UsageError for a plan that Ollama cannot follow."""
+    weights = request.weights
+    if weights.drafter or weights.adapters or weights.projector:
+        raise UsageError(
+            "Ollama takes draft models, adapters and projectors from its own models only: leave them out"
+        )
+    problems = plan_problems(request.verdict)
+    if problems:
+        raise UsageError(f"{problems[0]}; use --with llama-server")
+    if request.threads is not None:
+        raise UsageError("Ollama chooses its number of threads itself: leave out --threads")
 
 
 class OllamaProcess(ServerProcess):
     """The process of `ollama serve`."""
 
     log: LoadingLog
+    client: OllamaClient
 
 
-def start(request: EngineStart, settings: Mapping[str, str]) -> OllamaProcess:
-    """Starts `ollama serve` until it answers; it has loaded no model then."""
-    at = request.address
-    files = () if request.weights.name else (request.weights.model,)
+def start(request: EngineStart) -> OllamaProcess:
+    """Starts `ollama serve` until it has loaded the model."""
+    at, weights = request.address, request.weights
+    settings = ollama_settings(request.verdict, request.verdict.context_tokens)
     launch = ServerLaunch(
         program="Ollama",
         title=at.alias or request.label,
         host=at.host,
         port=at.port or free_port(at.host),
-        files=files,
+        files=() if weights.name else (weights.model,),
         environment=request.environment,
         uses_nvidia=LlamaCppSetup.of(request.setup).uses_nvidia,
         ram_bytes=request.estimate.in_pool(PoolKind.HOST),
@@ -202,7 +208,7 @@ def start(request: EngineStart, settings: Mapping[str, str]) -> OllamaProcess:
         {
             **request.environment,
             **_DEFAULTS,
-            **settings,
+            **settings.environment,
             "OLLAMA_HOST": f"{in_address(launch.host)}:{launch.port}",
             "OLLAMA_KEEP_ALIVE": "-1",
             "OLLAMA_MAX_LOADED_MODELS": "1",
@@ -224,16 +230,33 @@ def start(request: EngineStart, settings: Mapping[str, str]) -> OllamaProcess:
         )
         process.log, process.version = log, f"in Ollama {request.installation.version}"
         process.address = f"http://{in_address(connectable(launch.host))}:{launch.port}"
+        process.client = OllamaClient(process.address, window_tokens=settings.parameters["num_ctx"])
         return process
 
-    return start_server(launch, create, _is_ready, tell=request.say, recheck=request.recheck)
-
-
-def _is_ready(process: OllamaProcess, timeout_s: float) -> bool:
-    if health(process.address, "/api/version") == http.client.OK:
+    def is_ready(process: OllamaProcess, timeout_s: float) -> bool:
+        """Loads the model as soon as the server answers."""
+        if health(process.address, "/api/version") != http.client.OK:
+            process.wait(timeout_s)
+            return False
+        _load(process.client, request, settings.parameters)
         return True
-    process.wait(timeout_s)
-    return False
+
+    return start_server(launch, create, is_ready, tell=request.say)
+
+
+def _load(client: OllamaClient, request: EngineStart, parameters: Mapping[str, int | bool]) -> None:
+    """Makes a model with the plan's parameters and loads it, if it still fits after the download."""
+    client.delete_leftovers()
+    source = _at_ollama(client, request)
+    request.recheck()
+    model = _derived_name(request)
+    client.create(model, {**source, "parameters": parameters})
+    try:
+        client.load(model)
+    except EngineError:
+        client.delete(model)
+        raise
+    client.serve(model)
 
 
 def _at_ollama(client: OllamaClient, request: EngineStart) -> dict[str, Any]:
@@ -261,6 +284,9 @@ def _derived_name(request: EngineStart) -> str:
     """A name for the model with the plan's parameters, in Ollama's spelling."""
     plain = re.sub(r"[^a-z0-9._-]", "-", request.label.rsplit("/", maxsplit=1)[-1].lower())
     return f"edgekit-{plain.strip('._-')[:60] or 'model'}-{os.getpid()}"
+
+
+_DERIVED = re.compile(r"edgekit-.{1,60}-(\d{1,9})(?::latest)?$")
 
 
 def _compare(request: EngineStart, running: OllamaProcess) -> tuple[ComparedRow, ...]:
@@ -322,6 +348,16 @@ class OllamaClient(OpenAiClient):
         body = {"model": model, "keep_alive": -1}
         for _ in self._lines("/api/generate", body):
             pass
+
+    def delete_leftovers(self) -> None:
+        """Deletes the models that an EdgeKit left which has died."""
+        with self._reply("/api/tags", None) as reply:
+            listed = self._object(reply.read(REPLY_BYTES)).get("models")
+        for item in listed if isinstance(listed, list) else ():
+            name = str(item.get("name")) if isinstance(item, dict) else ""
+            match = _DERIVED.match(name)
+            if match and not psutil.pid_exists(int(match[1])):
+                self.delete(name)
 
     def delete(self, model: str) -> None:
         self.status("DELETE", "/api/delete", {"model": model})

@@ -62,7 +62,8 @@ from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
 
 # For a single conversation: one slot and no prompt cache.
-ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}
+_SAVING = {"cache_ram": "0", "ctx_checkpoints": "0"}
+ALONE = {"parallel": "1", **_SAVING}
 _SAMPLING_NAMES = {
     **OPENAI_NAMES,
     "repeat_penalty": "repeat_penalty",
@@ -104,6 +105,7 @@ class LlamaCppProgram:
         return {
             **({"llama_version": version} if version else {}),
             **({"ctx_shift": True} if options.rolling else {}),
+            **(_SAVING if options.saves else {}),
             **(ALONE if options.alone else {}),
         }
 

@@ -125,6 +125,25 @@ def test_a_model_of_a_hub_is_downloaded_by_ollama(model: Path, program: Installa
     )
 
 
+def test_its_model_is_deleted_at_the_end_and_so_are_those_of_dead_processes(
+    model: Path, program: Installation, tmp_path: Path
+) -> None:
+    with PROGRAM.open(model, ExitStack(), None).start(start_of(model, program)) as running:
+        name = running.model
+    deleted = (tmp_path / "store" / "deleted").read_text().split()
+    assert deleted == ["edgekit-small-999999999:latest", name]
+
+
+def test_a_plan_that_it_cannot_follow_is_refused(model: Path, program: Installation) -> None:
+    given = start_of(model, program, flags={"offload_kqv": False})
+    with pytest.raises(UsageError, match=r"no --no-kv-offload.*use --with llama-server"):
+        PROGRAM.open(model, ExitStack(), None).start(given).__enter__()
+    with pytest.raises(UsageError, match="leave out --threads"):
+        PROGRAM.open(model, ExitStack(), None).start(
+            start_of(model, program, threads=2)
+        ).__enter__()
+
+
 def test_a_model_that_ollama_cannot_find(model: Path, program: Installation) -> None:
     weights = LocalWeights(model=Path(), name="hf.co/org/other:Q8_0")
     given = start_of(model, program, weights=weights)

@@ -221,8 +221,7 @@ def warnings_of(
         ([None, None], None, None),
         ([None, 30 * MIB, 1054 * MIB], None, "1.00 GiB"),
         ([3 * GIB, 3 * GIB], 4 * GIB, None),  # layers that the bill puts into RAM
-        ([0, 4 * GIB], 4 * GIB, None),  # loaded with the first request
-        ([0, 5 * GIB], 4 * GIB, "1.00 GiB"),
+        ([GIB, 2 * GIB], 20 * GIB, "1.00 GiB"),  # planned for RAM, but not in the driver's buffers
         ([600 * MIB, 610 * MIB], 300 * MIB, None),  # buffers for transfers
         ([300 * MIB + 512 * MIB + GIB], 300 * MIB, "1.00 GiB"),  # too much from the beginning
     ],
