@@ -29,7 +29,7 @@ _OWNER = "conversation INTEGER NOT NULL REFERENCES conversations (id) ON DELETE 
 _FILE = UserDatabase(
     name="conversations.db",
     purpose="conversations",
-    contents="the file of your conversations",
+    contents="the file with your conversations",
     remedy="EdgeKit starts a new one",
     schema=1,
     tables={
@@ -88,7 +88,7 @@ class Conversation:
 
 @dataclass(slots=True, kw_only=True)
 class Transcript:
-    """The messages of a conversation that goes on, and how many of them are saved."""
+    """The messages of the current conversation, and how many of them are saved."""
 
     model: str = ""  # the reference that is saved with each message
     messages: tuple[Message, ...] = ()
@@ -125,7 +125,7 @@ def check_name(name: str) -> None:
     """Raises UsageError for a name that could not be typed or printed."""
     if not name.strip() or name != name.strip() or not name.isprintable() or name.startswith("-"):
         raise UsageError(
-            f"a conversation needs a name of printable characters, not {quoted(name)}: trip-to-rome"
+            f"a conversation needs a name of printable characters, such as trip-to-rome (got {quoted(name)})"
         )
     if len(name) > NAME_CHARS:
         raise UsageError(f"the name of a conversation has at most {NAME_CHARS} characters")
@@ -135,7 +135,7 @@ def require_new(name: str) -> None:
     """Raises UsageError if there is a conversation of this name."""
     if any(row.name == name for row in conversations()):
         raise UsageError(
-            f"there is a conversation {name!r}: continue it with --resume {name}, or delete it with "
+            f"the conversation {name!r} already exists: continue it with --resume {name}, or delete it with "
             f"edgekit conversations delete {name}"
         )
 

@@ -204,7 +204,7 @@ def configuration(answer: Together, program: str) -> str:
         for member in answer.members
         if all(member is not one for one, _ in servers.values())
     ]
-    note = f"not in this file, because it cannot be loaded here: {', '.join(left_out)}"
+    note = f"left out, because it cannot be loaded here: {', '.join(left_out)}"
     notes = [note] if left_out else []
     if program == LLAMA_SWAP:
         return _llama_swap(answer, servers, notes)
@@ -221,7 +221,7 @@ def configuration(answer: Together, program: str) -> str:
         if most > 1
         else "; one model at a time",
         *_fewer_words(answer, most),
-        "; the router also offers other models of llama.cpp's cache, whose memory is not planned here",
+        "; the router also offers other models in llama.cpp's cache; their memory is not planned here",
         *(f"; {printable(line)}" for line in notes),
     ]
     return "\n".join(begin) + "\n" + text
@@ -257,7 +257,9 @@ def _llama_swap(answer: Together, servers: Servers, notes: Iterable[str]) -> str
     for name, (member, command) in servers.items():
         words = [*command.words, "--host", LOOPBACK]
         if any("${" in word for word in words):
-            raise UsageError(f"{name}: a path with ${{ would be a macro of llama-swap: rename it")
+            raise UsageError(
+                f"{name}: llama-swap would read ${{ in its path as a macro: rename the file"
+            )
         text = subprocess.list2cmdline(words) if is_windows else shlex.join(words)
         lines.append(f"  {json.dumps(name)}:")
         lines += [f"    # {printable(note)}" for note in command.notes]

@@ -110,7 +110,7 @@ class OllamaProgram:
     def flags_for(self, options: RunOptions, installation: Installation) -> dict[str, Any]:
         """One conversation at a time, as Ollama does unless more users are asked for."""
         if options.rolling:
-            raise UsageError("Ollama rolls its context on its own terms: leave out --rolling")
+            raise UsageError("Ollama does not support --rolling: leave it out")
         version = installation.rules_version
         return {**({"llama_version": version} if version else {}), **ALONE}
 
@@ -135,10 +135,10 @@ class OllamaProgram:
         return OllamaStarter()
 
     def verifier(self, _values: object, **_options: object) -> NoReturn:
-        raise UsageError("edgekit verify asks llama.cpp itself: leave out --with")
+        raise UsageError("edgekit verify runs llama.cpp itself: leave out --with")
 
     def calibrator(self) -> NoReturn:
-        raise UsageError("edgekit calibrate measures llama.cpp itself: leave out --with")
+        raise UsageError("edgekit calibrate runs llama.cpp itself: leave out --with")
 
 
 PROGRAM = OllamaProgram()
@@ -325,7 +325,7 @@ class OllamaClient(OpenAiClient):
         with path.open("rb") as file:
             pieces = iter(lambda: file.read(_CHUNK_BYTES), b"")
             if self.status("POST", f"/api/blobs/{digest}", pieces) != http.client.CREATED:
-                raise EngineError(f"Ollama did not take {path}")
+                raise EngineError(f"Ollama refused the file {path}")
 
     def pull(self, name: str, say: Callable[[str], None]) -> None:
         """Downloads a model, and says how far it is at every tenth."""
