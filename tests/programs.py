@@ -52,7 +52,7 @@ PROGRAMS = (
         origin="running server",
         path="http://127.0.0.1:11434",
         version="0.12.3",
-        problem="it keeps the settings that it was started with",
+        problem="already running; EdgeKit starts its own server",
     ),
     installed("vllm", program="vllm", problem="it does not answer within 2.5 s"),
 )

@@ -30,7 +30,7 @@ def check_asking(request: Request) -> None:
     )
     if described or (machine is not None and machine.what_if):
         raise UsageError(
-            "--ask-engine asks the engine on this machine: leave out --device, --ram, --vram and --cpu"
+            "--ask-engine uses the engine on this machine: leave out --device, --ram, --vram and --cpu"
         )
 
 
@@ -51,11 +51,11 @@ def asked_estimate(
     except NewArchitectureError as error:
         if not session.may_ask:
             raise
-        session.tell(f"asking the {rules.title} on this machine")
+        session.tell(f"starting a dry run of {rules.title}")
         return _ask_about_unknown(opened, rules, error)(load, setup)
     if not request.ask_engine:
         return None
-    session.tell(f"asking the {rules.title} on this machine")
+    session.tell(f"starting a dry run of {rules.title}")
     return rules.ask(opened.model, opened.files, load, setup, own)
 
 
@@ -97,7 +97,7 @@ def _asked_choice(opened: OpenModel, choice: Choice, request: Request, session: 
     task, priced = candidate.task, candidate.priced
     rules, load = engine_named(task.engine), task.load_of(candidate.tokens)
     setup = priced.placement.setup
-    session.tell(f"asking the {rules.title} on this machine")
+    session.tell(f"starting a dry run of {rules.title}")
     asked = rules.ask(task.model, opened.files, load, setup, priced.estimate)
     with_bill = replace(task, bill=_one_bill(price_of(task), load, setup, asked))
     fitting = Fitting(with_bill, priced.placement)
@@ -130,7 +130,7 @@ def _unknown_choice(
     if not session.may_ask or task.machine.what_if:
         raise error
     rules = engine_named(task.engine)
-    session.tell(f"asking the {rules.title} on this machine")
+    session.tell(f"starting a dry run of {rules.title}")
     ask = _ask_about_unknown(opened, rules, error)
     bills: dict[tuple[Load, Setup], MemoryEstimate] = {}
 
@@ -154,6 +154,6 @@ def _unknown_choice(
         ),
         fitting=fitting,
         tokens=tokens,
-        because="asked for this load only: EdgeKit does not know this architecture",
+        because="reported for this load only: EdgeKit does not know this architecture",
     )
     return Choice(candidate=pinned_candidate(_judged(candidate)), attempts=())

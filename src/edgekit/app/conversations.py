@@ -29,7 +29,7 @@ _OWNER = "conversation INTEGER NOT NULL REFERENCES conversations (id) ON DELETE 
 _FILE = UserDatabase(
     name="conversations.db",
     purpose="conversations",
-    contents="the file of your conversations",
+    contents="the file with your conversations",
     remedy="EdgeKit starts a new one",
     schema=1,
     tables={
@@ -88,7 +88,7 @@ class Conversation:
 
 @dataclass(slots=True, kw_only=True)
 class Transcript:
-    """The messages of a conversation that goes on, and how many of them are saved."""
+    """The messages of the current conversation, and how many of them are saved."""
 
     model: str = ""  # the reference that is saved with each message
     messages: tuple[Message, ...] = ()
@@ -101,12 +101,18 @@ class Transcript:
         self._save()
 
     def save_as(self, name: str) -> None:
-        """Save all messages under this name from now on. Raises UsageError if there is such a conversation."""
+        """Save all messages under this name from now on.
+
+        Raises UsageError if there is such a conversation, and SourceError or HeaderError if it cannot be saved: the
+        conversation then goes on under its old name.
+        """
         check_name(name)
         require_new(name)
-        self.name, self.saved_count = name, 0
+        saved_count = 0
         if any(message.role != "system" for message in self.messages):
-            self._save()
+            append(name, self.messages, after=0, model=self.model)
+            saved_count = len(self.messages)
+        self.name, self.saved_count = name, saved_count
 
     def _save(self) -> None:
         if self.name is not None:
@@ -119,7 +125,7 @@ def check_name(name: str) -> None:
     """Raises UsageError for a name that could not be typed or printed."""
     if not name.strip() or name != name.strip() or not name.isprintable() or name.startswith("-"):
         raise UsageError(
-            f"a conversation needs a name of printable characters, not {quoted(name)}: trip-to-rome"
+            f"a conversation needs a name of printable characters, such as trip-to-rome (got {quoted(name)})"
         )
     if len(name) > NAME_CHARS:
         raise UsageError(f"the name of a conversation has at most {NAME_CHARS} characters")
@@ -129,7 +135,7 @@ def require_new(name: str) -> None:
     """Raises UsageError if there is a conversation of this name."""
     if any(row.name == name for row in conversations()):
         raise UsageError(
-            f"there is a conversation {name!r}: continue it with --resume {name}, or delete it with "
+            f"the conversation {name!r} already exists: continue it with --resume {name}, or delete it with "
             f"edgekit conversations delete {name}"
         )
 

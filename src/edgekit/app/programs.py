@@ -149,7 +149,7 @@ def _chosen(
     if machine.devices and not program.on_machine(machine, installation).devices:
         note = (
             f"{installation.program} has no support for this machine's GPU, so the model runs on the CPU: "
-            "`edgekit hardware` lists the engines found"
+            "`edgekit hardware` lists the programs found"
         )
     return ChosenProgram(
         engine=engine,

@@ -88,7 +88,7 @@ def published_files(
         known_quants = f" (known: {', '.join(tags)})" if tags else ""
         raise UsageError(
             f"no known repository has a GGUF of {name}{at_quant}{known_quants}. Search {gguf_search(name)}"
-            " and name what you find: edgekit run ORG/REPOSITORY:QUANT, or a file"
+            " and give what you find: edgekit run ORG/REPOSITORY:QUANT, or a file"
         )
     return mix, references
 

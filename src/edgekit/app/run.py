@@ -211,7 +211,7 @@ def with_projector(request: Request, chosen: ChosenProgram, images: tuple[Image,
     engine = chosen.engine
     if not engine.image_types:
         able = " or ".join(other.name for other in startable("run") if other.image_types)
-        raise UsageError(f"--image needs --engine {able}: {engine.name} gets text only")
+        raise UsageError(f"--image needs --engine {able}: {engine.name} takes text only")
     for image in images:
         if image.media_type not in engine.image_types:
             known = ", ".join(sorted(map(image_name, engine.image_types)))
@@ -234,7 +234,9 @@ def check_tools(chosen: ChosenProgram, tools: tuple[Mapping[str, Any], ...]) -> 
     """Raises UsageError if there are tools, and EdgeKit cannot give them to this engine."""
     if tools and not chosen.engine.calls_tools:
         able = " or ".join(engine.name for engine in startable("run") if engine.calls_tools)
-        raise UsageError(f"--tools needs --engine {able}: {chosen.engine.name} gets none")
+        raise UsageError(
+            f"--tools needs --engine {able}: {chosen.engine.name} does not support tools"
+        )
 
 
 def sees(chosen: ChosenProgram, weights: LocalWeights) -> bool:
@@ -258,7 +260,7 @@ def _loads_projector_next_to_model(request: Request, chosen: ChosenProgram) -> b
 def _sees_nothing(reference: str) -> UsageError:
     return UsageError(
         f"{reference} has no image projector (an mmproj file) next to it: if it is a vision model, name one with"
-        " --mmproj FILE (edgekit download gets it with the model); else choose a model that sees (edgekit search"
+        " --mmproj FILE (edgekit download gets it with the model); else choose a vision model (edgekit search"
         " --task vision)"
     )
 
@@ -503,7 +505,7 @@ def _count_tokens(judged: Judged, path: Path, prompt: Prompt) -> int | None:
 
 
 def _tokens_beside(judged: Judged, prompt: Prompt) -> int:
-    """The most tokens of a prompt that are in none of its texts: images, and the chat template around tools.
+    """The most tokens of a prompt besides its texts: images, and the chat template around tools.
 
     0 for a prompt of text, which the engine counts itself.
     """

@@ -40,9 +40,7 @@ MOST_MODELS = 8  # every subset of them may have to be tried
 SHORT_TOKENS = (8 * KIB, 4 * KIB, 2 * KIB)  # below the minimum, only proposed
 STEP_TOKENS = 4 * KIB  # equal contexts are multiples of this
 PLACEMENT_TRIES = 3
-LEAST_WEIGHTS_SHARE = (
-    0.8  # of the usual weights: so many bytes the smallest that may be chosen have
-)
+LEAST_WEIGHTS_SHARE = 0.8  # smallest allowed weights, as a share of the usual ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +69,7 @@ class Together:
     members: tuple[Member, ...]
     uses: tuple[Usage, ...]  # of every memory of the machine, by the models that fit
     context_tokens: int | None  # the equal context; None: contexts were requested
-    most_at_once: int  # so many fit at once, whichever they are
+    most_at_once: int  # the largest N for which any N of the models fit at once
     shorter_tokens: int | None = None  # a context below the minimum at which all of them fit
 
     @property
@@ -522,7 +520,7 @@ def _without(machine: Machine, lines: Iterable[MemoryLine]) -> Machine:
 
 
 def _most_at_once(members: Sequence[Member], uses: Sequence[Usage]) -> int:
-    """How many of the models fit at once, whichever they are: with the largest bills of each memory."""
+    """The largest N for which any N of the models fit at once."""
     if all(member.fits_with_others for member in members):
         return len(members)
     for count in range(len(members), 1, -1):

@@ -27,6 +27,7 @@ from edgekit.request import Request
 
 _ENDS = frozenset({"/exit", "/quit", "/bye"})
 _RESET = frozenset({"/reset", "/clear"})
+_THINKING, _THOUGHT = "Thinking...\n", "\n...done thinking.\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,7 @@ class Writer:
     tools: tuple[Mapping[str, Any], ...] = ()
     sees: bool = False  # whether prompts may have images
     say: Callable[[str], None]
+    show_reasoning: Callable[[str], None]
 
     def fitted(self, prompt: Prompt, max_tokens: int | None) -> Fitted:
         """Which part of the prompt is read, and how much can be written."""
@@ -56,15 +58,27 @@ class Writer:
         )
 
     def pieces(self, fitted: Fitted, written: GenerationResult) -> Iterator[str]:
-        """The answer piece by piece. `written` receives the tool calls, counts and speeds."""
+        """The answer piece by piece. `written` receives the reasoning, tool calls, counts and speeds."""
         with closing(self.generator.write(fitted, self.sampling, into=written)) as pieces:
             yield from pieces
 
     def print_answer(self, fitted: Fitted, written: GenerationResult, shown: list[str]) -> None:
-        """Print the answer as it comes, then the tool calls. `shown` receives the pieces."""
+        """Print the reasoning, the answer and the tool calls. `shown` receives the pieces of the answer."""
+        reasoning_count, is_thinking = 0, False
         for piece in self.pieces(fitted, written):
-            shown.append(piece)
-            show(piece)
+            reasoning = "".join(written.reasoning[reasoning_count:])
+            reasoning_count = len(written.reasoning)
+            if reasoning:
+                self.show_reasoning(reasoning if is_thinking else _THINKING + reasoning)
+                is_thinking = True
+            if piece:
+                if is_thinking:
+                    self.show_reasoning(_THOUGHT)
+                    is_thinking = False
+                shown.append(piece)
+                show(piece)
+        if is_thinking:
+            self.show_reasoning(_THOUGHT)
         calls = tool_calls_text(written.tool_calls)
         text = "".join(shown)
         if not text.endswith("\n") and (text or not calls):
@@ -105,14 +119,17 @@ def chat(
             was_saved = transcript.name is not None
             transcript.messages, transcript.name, transcript.saved_count = first, None, 0
             images = ()
-            more = "; what was saved stays, and what follows is not saved" if was_saved else ""
-            writer.say(f"forgotten{more}")
+            more = "; saved messages are kept, new ones are not saved" if was_saved else ""
+            writer.say(f"history cleared{more}")
             continue
-        try:
-            if command == "/save":
+        if command == "/save":
+            try:
                 transcript.save_as(argument)
                 writer.say(f"saved as {argument}: continue it with --resume {argument}")
-                continue
+            except EdgekitError as error:
+                warn(f"not saved: {error}")
+            continue
+        try:
             if command == "/image":
                 images = _with_image(writer, images, argument)
                 continue

@@ -146,7 +146,7 @@ def add_compare(commands: Commands) -> None:
 
 _TOGETHER_EXAMPLES = """
 Each model runs in an engine process of its own, so every bill counts in full. Without -c all of them get the same
-context, at least 16K. Name the models in the order in which you need them: if not all fit, the first ones stay.
+context, at least 16K. Name the most important models first: if not all fit, those stay.
 
 examples:
   edgekit together qwen3-8b llama-3.1-8b --device "RTX 4090"
@@ -170,9 +170,9 @@ def add_together(commands: Commands) -> None:
         options={
             "MODEL...": f"{ANY_MODEL}; two or more, the most important first",
             **JSON,
-            "-c, --ctx-size, --context N": "context of every model: 16k; or of each, in order: 32k,8k (default: the "
+            "-c, --ctx-size, --context N": "context of all models: 16k; or of each, in order: 32k,8k (default: the "
             "same for all, chosen to fit, from 16k up)",
-            "--for PROGRAM": "print a configuration instead: of llama-swap, or of llama-server-router",
+            "--for PROGRAM": "print a configuration file for this program instead: llama-swap or llama-server-router",
             **USERS,
             **MIN_CONTEXT,
             **MIN_SPEED,
@@ -600,7 +600,8 @@ def start_options(verb: str) -> Rows:
         "edgekit hardware lists them)",
         "the context": {
             "--sinks N": "first tokens that a rolling context never drops (default 0)",
-            "--rolling, --context-shift": "drop the oldest tokens of a full context and continue",
+            "--rolling, --context-shift": "drop the oldest tokens of a full context and continue (not with ollama, "
+            "vllm or mlx)",
             **MIN_CONTEXT,
             **WINDOW_BUDGET,
         },
@@ -619,16 +620,31 @@ def start_options(verb: str) -> Rows:
 def add_start_flags(parser: argparse.ArgumentParser, verb: str) -> None:
     """The flags of the engines that `run` or `serve` can start."""
     engines = tuple(engine.name for engine in startable(verb))
-    context = "context in tokens: 8192, 32k, 0 for the native context (default: what the job needs)"
+    default = (
+        "what the prompt and the answer need" if verb == "run" else "chosen to fit, from 16k up"
+    )
+    context = f"context in tokens: 8192, 32k, 0 for the native context (default: {default})"
     without = machine_keys() | _SET_BY_US
     own = frozenset({"-q"})  # --quiet
     add_engine_flags(parser, engines, context_help=context, without=without, own=own)
 
 
+_PROGRAMS = """
+programs (--with); the default is the best one installed, for the model's files and this machine's GPU:
+  xllamacpp      llama.cpp as a Python package: pip install 'edgekit-models[llama]'
+  llama-server   llama.cpp's own server: brew, winget or its releases page
+  ollama         an Ollama server with these settings; only used with --with ollama
+  vllm           vllm serve, for an NVIDIA GPU: pip install vllm
+  mlx            mlx_lm.server: pip install mlx-lm
+"""
 _RUN_DESCRIPTION = """\
-Runs a model inside the memory that it was predicted to need: checks it first, downloads it only if it fits, and starts
-the engine with exactly these settings. The context is sized for the job: prompt, new tokens and 64 more.
-Without a prompt it starts a chat.
+Runs a model in the memory that edgekit check predicts: checks it first, downloads it only if it fits, and starts a
+program on this machine with the checked settings. Answers one prompt, or starts a chat if there is none. The context
+for a prompt is its length, the new tokens and 64 more; a chat gets the one that edgekit check chooses.
+"""
+_STREAM = """\
+  stream         the built-in engine, which reads weights from disk as it needs them: slow for large models, but in
+                 much less memory than their size (llama, qwen2, qwen3, gemma3): pip install 'edgekit-models[embed]'
 """
 _RUN_EXAMPLES = """
 examples:
@@ -639,14 +655,12 @@ examples:
   edgekit run model.gguf --save rome -p "Plan three days in Rome."
   edgekit run --resume rome -p "Make it two days."
 
-engines: llama.cpp (pip install 'edgekit-models[llama]'), or stream, the built-in one (pip install
-'edgekit-models[embed]'), which reads weights from disk as it needs them: slow for large models, but in much less
-memory than their size (llama, qwen2, qwen3, gemma3)
 in a chat: /image FILE adds an image to the next message, /save NAME saves the conversation, /reset clears the history,
 /exit or Ctrl-D ends it, Ctrl-C stops an answer
 
-exit codes: 0 done, 2 wrong usage, engine not installed, or refused by it, 3 does not fit or stopped before memory ran
-out, 4 not found or no access, 5 unreadable, or the engine died (with its last output), 130 interrupted
+exit codes: 0 done, 2 wrong usage, program not installed, or refused by it, 3 does not fit or stopped before memory ran
+out, 4 not found, no access, or the conversation not saved, 5 unreadable, or the program died (with its last output),
+130 interrupted
 """
 
 
@@ -657,11 +671,11 @@ def add_run(commands: Commands) -> None:
         run="launch:run_model",
         usage="edgekit run MODEL [--quant NAME] [-p PROMPT | -f FILE] [--image FILE] [-n N] [-c N] [options]",
         description=_RUN_DESCRIPTION,
-        epilog=MODEL_FORMS + _RUN_EXAMPLES + "\n" + ENVIRONMENT,
+        epilog=MODEL_FORMS + _RUN_EXAMPLES + _PROGRAMS + _STREAM + "\n" + ENVIRONMENT,
         options={
-            "[MODEL]": "GGUF file, hub id or name; with --resume by default the conversation's",
+            "[MODEL]": "file, folder, hub id or name; with --resume by default the conversation's",
             "--json": "print the answer and its figures as JSON (docs/run.md)",
-            "-q, --quiet": "print the answer alone",
+            "-q, --quiet": "print only the answer: no reasoning, no figures",
             "the prompt": {
                 ONE_OF: {
                     "-p, --prompt TEXT": "prompt to answer (default: a chat)",
@@ -671,7 +685,7 @@ def add_run(commands: Commands) -> None:
                 "--image FILE...": "PNG, JPEG, GIF or WebP image for a vision model, whose projector (mmproj) is then "
                 "loaded; repeat it for several",
                 "--tools JSON": "functions that the model may call, as in OpenAI's API: a file, or the array itself; "
-                "calls are printed, not made",
+                "tool calls are printed, not executed",
                 "--raw": "continue the text as it is, without the model's chat template",
                 "-n, --max-tokens, --n-predict N": f"most new tokens (default {DEFAULT_NEW_TOKENS}; in a chat, until "
                 "the model ends)",
@@ -691,7 +705,7 @@ def add_run(commands: Commands) -> None:
         parser,
         {
             **start_options("run"),
-            "--budget SIZE": "memory limit of the whole process, for --engine stream: 512M",
+            "--budget SIZE": "memory limit of the whole process, only for --with stream: 512M",
             "--latency FOR": "longest wait for cache pages on disk (--resident): text (1.5 s, default) or "
             "voice (0.2 s)",
         },
@@ -725,7 +739,7 @@ examples:
   edgekit conversations show rome
   edgekit conversations delete rome
 
-They are in conversations.db in EdgeKit's data folder (EDGEKIT_DATA), which only you can read.
+Conversations are stored in conversations.db in EdgeKit's data folder (EDGEKIT_DATA), which only you can read.
 
 exit codes: 0 done, 2 wrong usage, 4 not found or not readable, 5 the file is damaged
 """
@@ -735,13 +749,14 @@ def add_conversations(commands: Commands) -> None:
     parser = add_command(
         commands,
         "conversations",
-        description="The conversations that edgekit run --save has saved. edgekit run --resume NAME continues one.",
+        description="Lists, shows and deletes the conversations that edgekit run --save has saved. edgekit run "
+        "--resume NAME continues one.",
         epilog=_CONVERSATIONS_EXAMPLES,
         options={},
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     for name, summary, options in (
-        ("list", "list the conversations, the last used first", {}),
+        ("list", "list the conversations, most recently used first", {}),
         ("show", "print a conversation", {"NAME": "name of the conversation"}),
         ("delete", "delete conversations", {"NAME...": "names of the conversations"}),
     ):
@@ -756,22 +771,30 @@ def add_conversations(commands: Commands) -> None:
 
 
 _SERVE_DESCRIPTION = """\
-Serves a model with llama.cpp's OpenAI-compatible server, started with exactly the settings that were checked: context,
-KV cache, layers on the GPU, slots, draft model. Requests beyond the slots wait. Memory is watched: the server is
-stopped, with a reason, before the system would kill it.
+Serves one or several models with OpenAI's API. Starts a program on this machine with the settings that were checked:
+context, KV cache, layers on the GPU, slots, draft model. Clients talk to EdgeKit's gateway, which refuses requests
+that need more memory than planned. Memory is watched: a program is stopped, with a reason, before the system would
+kill it. Several models: those that fit together stay loaded; others are loaded on request and replace them.
 """
 _SERVE_EXAMPLES = """
 examples:
   edgekit serve model.gguf
   edgekit serve unsloth/gemma-3-4b-it-GGUF --quant Q4_K_M --port 9000 --users 4 -c 8k
-  edgekit serve model.gguf --host 0.0.0.0 --api-key SECRET
+  edgekit serve model.gguf --host 0.0.0.0 --api-key SECRET --restart on-failure
+  edgekit serve qwen3-8b gemma-3-4b --budget 12G
 
-endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health (503 while it loads, then 200)
-The engine is installed with pip install 'edgekit-models[llama]'. LLAMA_API_KEY sets the key.
+endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health (503 while it loads, then 200); more, by program,
+in docs/run.md
 
-exit codes: 0 ended by Ctrl-C or SIGTERM after it was up, 2 wrong usage, port in use, no engine installed, or refused
-by it, 3 does not fit or stopped before memory ran out, 4 not found or no access, 5 unreadable, or the engine died
-(with its last output), 130 interrupted before it was up
+The gateway needs pip install 'edgekit-models[serve]'. Without it, or with --no-gateway, clients of a single model talk
+to the program's own server; several models, --allow-host and --allow-origin always need the gateway.
+"""
+
+
+_SERVE_EXIT_CODES = """
+exit codes: 0 ended by Ctrl-C or SIGTERM after it was up, 2 wrong usage, port in use, program not installed, or refused
+by it, 3 does not fit or stopped before memory ran out, 4 not found or no access, 5 unreadable, or the program of a
+single model died (with its last output) and was not started again, 130 interrupted before it was up
 """
 
 
@@ -782,24 +805,25 @@ def add_serve(commands: Commands) -> None:
         run="serve:run_serve",
         usage="edgekit serve MODEL [MODEL ...] [--quant NAME] [--port N] [-c N] [--users N] [options]",
         description=_SERVE_DESCRIPTION,
-        epilog=MODEL_FORMS + _SERVE_EXAMPLES + "\n" + ENVIRONMENT,
+        epilog=MODEL_FORMS + _SERVE_EXAMPLES + _PROGRAMS + _SERVE_EXIT_CODES + "\n" + ENVIRONMENT,
         options={
-            "MODEL...": "GGUF file, hub id or name; several share the memory, and are swapped if it is too small",
+            "MODEL...": "file, folder, hub id or name; several share the memory",
             "--json": "print events as lines of JSON (docs/run.md)",
-            "-q, --quiet": "print only the address, and why the server ended",
+            "-q, --quiet": "print only the address, warnings, and why the server ended",
             "the server": {
                 "--host ADDRESS": "address to listen on (default 127.0.0.1, this machine only); any other needs "
                 "--api-key",
                 "--port N": f"port to listen on (default {SERVE_PORT}); 0 takes any free port",
-                "--api-key KEY": "key that clients must send (or LLAMA_API_KEY)",
+                "--api-key KEY": "key that clients must send (default: the variable LLAMA_API_KEY)",
                 "--insecure": "serve other machines (--host) without --api-key",
-                "-a, --alias NAME": "name of the model for clients",
-                "--restart POLICY": "what to do when the engine dies: no (default), or on-failure, with a growing "
-                "pause; on-failure:5 gives up after five times",
-                "--allow-host NAME...": "another name of this machine that clients may use (repeatable)",
-                "--allow-origin ORIGIN...": "a site whose pages may use the server: https://chat.example (repeatable)",
-                "--budget SIZE": "memory for all models together, of each GPU or of the RAM: 24G (default: all of it)",
-                "--no-gateway": "start the engine's own server alone: no checks of requests, hosts and origins",
+                "-a, --alias NAME": "name of a single model for clients",
+                "--restart POLICY": "what to do when the program of a single model dies: no (default), or on-failure, "
+                "with a growing pause; on-failure:5 gives up after five times. Several models always start again",
+                "--allow-host NAME...": "accept requests for this host name too (repeatable)",
+                "--allow-origin ORIGIN...": "allow web pages of this site: https://chat.example (repeatable)",
+                "--budget SIZE": "memory limit of all models together, on each GPU, or in RAM without a GPU: 24G "
+                "(default: what is free)",
+                "--no-gateway": "let clients talk to the program's own server: requests are not checked",
             },
             **USERS,
             **start_options("serve"),

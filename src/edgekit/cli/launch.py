@@ -31,7 +31,7 @@ from edgekit.engines import startable
 from edgekit.engines.chat import GenerationResult, Prompt
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
 from edgekit.engines.program import RunOptions
-from edgekit.errors import UsageError
+from edgekit.errors import EdgekitError, UsageError
 from edgekit.plan.choice import check_users
 from edgekit.report.check import check_json, check_text, headline
 from edgekit.report.json import json_text
@@ -88,8 +88,12 @@ class StderrNotices:
             self.say(f"using {chosen.installation.program} ({chosen.installation.path})")
 
     def say(self, sentence: str) -> None:
-        if not self.quiet and sentence and sys.stderr is not None:
-            print(sentence, file=sys.stderr, flush=True)
+        if sentence:
+            self.write(f"{sentence}\n")
+
+    def write(self, text: str) -> None:
+        if not self.quiet and sys.stderr is not None:
+            print(text, end="", file=sys.stderr, flush=True)
 
 
 def read_request(
@@ -252,6 +256,7 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
                 tools=tools,
                 sees=run.sees(chosen, weights),
                 say=notices.say,
+                show_reasoning=notices.write,
             )
             if prompt is None:
                 chat(writer, transcript, images, max_tokens)
@@ -265,11 +270,17 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
                 writer.print_answer(fitted, written, shown)
                 notices.say(written_text(written, max_tokens=new_tokens))
             text = "".join(shown)
+            exit_code = 0
             if not prompt.is_plain:
-                transcript.add(prompt.messages[-1], answer_message(text, written))
-            if arguments.json:
-                return json_text(generation_json(judged.check, text, written, rows=running.rows)), 0
-            return "", 0
+                try:
+                    transcript.add(prompt.messages[-1], answer_message(text, written))
+                except EdgekitError as error:  # the answer is printed all the same
+                    warn(f"not saved: {error}")
+                    exit_code = error.exit_code
+            if not arguments.json:
+                return "", exit_code
+            answer = generation_json(judged.check, text, written, rows=running.rows)
+            return json_text(answer), exit_code
     except DoesNotFitError as error:
         return refusal(error, as_json=arguments.json)
     except ReaderGoneError:

@@ -24,7 +24,9 @@ def open_transcript(arguments: argparse.Namespace) -> Transcript:
         if name is None:
             continue
         if arguments.raw:
-            raise UsageError(f"{flag} saves messages, and --raw has none: leave out one of them")
+            raise UsageError(
+                f"--raw has no messages that {flag} could save or continue: leave out one of them"
+            )
         check_name(name)
     if arguments.save is not None:
         require_new(arguments.save)
@@ -49,7 +51,7 @@ def images_of(arguments: argparse.Namespace) -> tuple[Image, ...]:
     if len(arguments.image) > MAX_IMAGES:
         raise UsageError(f"--image can be given up to {MAX_IMAGES} times")
     if arguments.image and arguments.raw:
-        raise UsageError("--raw continues a text, which has no place for --image")
+        raise UsageError("--raw cannot be combined with --image: leave out one of them")
     return tuple(map(read_image, arguments.image))
 
 

@@ -1,4 +1,4 @@
-"""`serve MODEL MODEL`: models that share the memory, each loaded when it is asked for."""
+"""`serve MODEL MODEL`: models that share the memory, each loaded on request."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _member_text(member: Member) -> str:
     """'gemma-3-4b: 32,768 tokens, stays loaded'."""
     when = "stays loaded"
     if not member.fits_with_others:
-        when = "loaded when it is asked for, in the place of others"
+        when = "loaded on request, replacing other models"
     return f"{member.check.bill.label}: {member.context_tokens:,} tokens, {when}"
 
 

@@ -100,6 +100,7 @@ class GenerationResult:
     finish: str = ""  # "stop", "length"; "": interrupted
     prompt_tokens: int = 0
     new_tokens: int = 0
+    reasoning: list[str] = field(default_factory=list)  # pieces of it; not part of the answer
     tool_calls: list[dict[str, str]] = field(default_factory=list)  # "name" and "arguments" (JSON)
     timings: Mapping[str, float] = field(default_factory=dict)
 
@@ -130,7 +131,10 @@ class TextGenerator(Protocol):
     def write(
         self, fitted: Fitted, sampling: Sampling, *, into: GenerationResult
     ) -> Generator[str, None, None]:
-        """Streams the text. Closing the generator cancels the request."""
+        """Streams the text. Closing the generator cancels the request.
+
+        A piece may be empty: reasoning goes to `into.reasoning`, with an empty piece for each of its pieces.
+        """
         ...
 
 

@@ -26,7 +26,7 @@ _VERSION = re.compile(r"\d+(\.\d+){1,3}")
 _NAME_CHARS = 40
 # Its builds are changed ones that find their GPU libraries in another folder, and are loaded with LM Studio's own
 # settings; starting them past LM Studio would also load a second copy of a model that it has loaded.
-_PROBLEM = "LM Studio starts it: load the model there, or with `lms load`"
+_PROBLEM = "only LM Studio can start it; load the model there, or with `lms load`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ class Ollama:
     program: FoundProgram | None
     server: OllamaServer | None
     version: str = ""  # of the server, else of the program
-    problem: str = ""  # why the program does not say its version
+    problem: str = ""  # why the version of the program is unknown
     library_folders: tuple[Path, ...] = ()  # of its llama.cpp: one for each kind of GPU
 
 
@@ -68,7 +68,7 @@ def find_ollama_program(here: Surroundings, *, timeout_s: float) -> Ollama | Non
         output = ask_program(words, timeout_s=timeout_s * 2 / 3)
         match = _VERSION.search(output.text)
         version = one_line(match[1], _VERSION_CHARS) if match else ""
-        problem = output.problem or ("" if version else "it does not say its version")
+        problem = output.problem or ("" if version else "it does not report its version")
     else:
         return None
     return Ollama(

@@ -69,7 +69,7 @@ class OpenAiClient:
     def write(
         self, fitted: Fitted, sampling: Sampling, *, into: GenerationResult
     ) -> Generator[str, None, None]:
-        """Generates text piece by piece; counts, tool calls and timings go to `into`."""
+        """Generates text piece by piece; reasoning, counts, tool calls and timings go to `into`."""
         prompt = fitted.prompt
         body = {**self.sampling_body(sampling), "stream_options": {"include_usage": True}}
         if self._model:
@@ -114,7 +114,12 @@ class OpenAiClient:
             delta = choice.get("delta")
             delta = delta if isinstance(delta, dict) else {"content": choice.get("text")}
             calls.add(delta.get("tool_calls"))
-            text = delta.get("reasoning_content") or delta.get("reasoning") or delta.get("content")
+            reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+            text = delta.get("content")
+            if isinstance(reasoning, str) and reasoning:
+                first_s = first_s or time.monotonic()
+                into.reasoning.append(reasoning)
+                yield ""
             if isinstance(text, str) and text:
                 first_s = first_s or time.monotonic()
                 yield text

@@ -303,7 +303,7 @@ class Engine:
         Raises EngineError if it is not installed or cannot answer, UsageError if it cannot be asked at all.
         """
         raise UsageError(
-            f"--ask-engine: {self.name} reports its memory only after it has loaded a model; llama.cpp can be asked"
+            f"--ask-engine: {self.name} reports its memory only after it has loaded a model: use --engine llama.cpp"
         )
 
     # --- programs

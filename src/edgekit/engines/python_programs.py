@@ -103,18 +103,18 @@ def _ask_environment(
     """The versions in the environment of a script, and why they are unknown."""
     interpreter = interpreter_of(script, here)
     if interpreter is None:
-        return {}, "it is not a script of a Python environment"
+        return {}, "not a script of a Python environment"
     words = [str(interpreter), "-I", "-c", _SCRIPT, *distributions]
     output = ask_program(words, timeout_s=timeout_s)
     if output.problem:
-        return {}, f"its Python ({interpreter}) cannot be asked: {output.problem}"
+        return {}, f"could not query its Python ({interpreter}): {output.problem}"
     line = next((line for line in output.text.splitlines() if line.startswith(_MARK)), "")
     try:
         found = json.loads(line.removeprefix(_MARK))
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        return {}, f"its Python ({interpreter}) prints no versions"
+        return {}, f"its Python ({interpreter}) reports no versions"
     versions = {
         name: one_line(str(found[name]), _VERSION_CHARS) for name in distributions if name in found
     }

@@ -102,7 +102,7 @@ def _check_texts(
     prompts = body.get(endpoint.prompts) if endpoint.prompts else None
     several = prompts if isinstance(prompts, list) else []
     if isinstance(prompts, dict) or any(isinstance(item, dict) for item in several):
-        raise refused_field(endpoint.prompts, "must be text or tokens; images belong into messages")
+        raise refused_field(endpoint.prompts, "must be text or tokens; send images in messages")
     if all(map(_is_number, several)):  # the tokens of one prompt
         several = []
     most = limits.rules.prompts
@@ -154,7 +154,7 @@ def _check_parts(field: str, messages: object, limit: ImageLimit | None) -> Imag
         if kind in _TEXT_PARTS:
             continue
         if limit is None:
-            raise refused_field(field, "this model reads no images: send text only")
+            raise refused_field(field, "this model does not support images: send text only")
         images += 1
         if images > limit.images:
             raise refused_field(field, f"more than {limit.images} images: send fewer at once")
@@ -164,7 +164,7 @@ def _check_parts(field: str, messages: object, limit: ImageLimit | None) -> Imag
             raise refused_field(
                 field,
                 "an image must be in the request itself, as a data URL (data:image/png;base64,...): this server"
-                " fetches no addresses",
+                " does not fetch URLs",
             )
         chars += len(url)
         try:

@@ -93,7 +93,7 @@ def bill_text(bill: EstimateAnswer, screen: Screen = PLAIN) -> str:
 
 def asked_words(estimate: MemoryEstimate) -> str:
     """What marks a bill that the engine reports itself; empty for one of EdgeKit's."""
-    return "memory: asked of the engine" if is_asked(estimate) else ""
+    return "memory: reported by the engine" if is_asked(estimate) else ""
 
 
 def _in_pool(name: str) -> str:

@@ -205,7 +205,7 @@ def program_rows(programs: Sequence[InstalledProgram]) -> Iterator[str]:
     if not programs:
         engine = default_engine()
         install = engine.program(engine.starts_for[0]).install
-        yield f"no program found that runs models; install one, for example: {install}"
+        yield f"no program that runs models was found; install one, for example: {install}"
 
 
 def _program_row(item: InstalledProgram) -> str:
@@ -219,9 +219,9 @@ def _program_row(item: InstalledProgram) -> str:
         f"billed as {found.rules_version}" if found.rules_version else "",
     ]
     where = f"{found.origin}: {found.path}" if found.path else found.origin
-    use = "" if item.verbs else "answers `verify` and --ask-engine"
+    use = "" if item.verbs else "used by `verify` and --ask-engine"
     if found.problem:
-        use = f"cannot be started: {found.problem}"
+        use = f"not used: {found.problem}"
     return "; ".join(filter(None, (", ".join(filter(None, facts)), where, use)))
 
 

@@ -87,6 +87,7 @@ def generation_json(
         "schema": SCHEMA,
         **fields(check, "model=bill.label engine=result.engine"),
         "text": text,
+        "reasoning": "".join(written.reasoning),
         "tool_calls": [dict(call) for call in written.tool_calls],
         **fields(written, _WRITTEN_FIELDS),
         "context_tokens": check.result.context_tokens,

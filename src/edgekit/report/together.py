@@ -42,7 +42,7 @@ FORMATS = (LLAMA_SWAP, ROUTER)
 LOAD_TIMEOUT_S = (
     600  # llama-swap's own limit of two minutes is too short for a large model on a disk
 )
-IDLE_S = 300  # after which a model that keeps the others out is unloaded
+IDLE_S = 300  # of a model that runs alone, after which it is unloaded
 LOOPBACK = "127.0.0.1"
 MOST_COLUMNS = 3  # for memories, in a table
 
@@ -151,8 +151,8 @@ def _next_steps(answer: Together) -> Iterator[str]:
     if answer.all_fit:
         yield f"{words} keeps all of them loaded"
     else:
-        yield f"{words} keeps those that fit loaded, and loads another in their place when it is asked for"
-    yield "--for llama-swap and --for llama-server-router print the same as their configuration"
+        yield f"{words} keeps those that fit loaded; others are loaded on request and replace them"
+    yield "--for llama-swap and --for llama-server-router print this as a configuration file"
 
 
 def together_json(answer: Together) -> Json:
@@ -204,7 +204,7 @@ def configuration(answer: Together, program: str) -> str:
         for member in answer.members
         if all(member is not one for one, _ in servers.values())
     ]
-    note = f"not in this file, because it cannot be loaded here: {', '.join(left_out)}"
+    note = f"left out, because it cannot be loaded here: {', '.join(left_out)}"
     notes = [note] if left_out else []
     if program == LLAMA_SWAP:
         return _llama_swap(answer, servers, notes)
@@ -221,14 +221,14 @@ def configuration(answer: Together, program: str) -> str:
         if most > 1
         else "; one model at a time",
         *_fewer_words(answer, most),
-        "; the router also offers other models of llama.cpp's cache, whose memory is not planned here",
+        "; the router also offers other models in llama.cpp's cache; their memory is not planned here",
         *(f"; {printable(line)}" for line in notes),
     ]
     return "\n".join(begin) + "\n" + text
 
 
 def _fewer_words(answer: Together, most: int) -> Iterator[str]:
-    """What the router could keep if the models that keep the others out were not in the file."""
+    """What the router could keep without the models that do not fit next to others."""
     if len(answer.fitting) > most:
         names = _listed(map(_shown_name, answer.fitting))
         yield f"; without the other sections --models-max {len(answer.fitting)} keeps all of {names}"
@@ -257,7 +257,9 @@ def _llama_swap(answer: Together, servers: Servers, notes: Iterable[str]) -> str
     for name, (member, command) in servers.items():
         words = [*command.words, "--host", LOOPBACK]
         if any("${" in word for word in words):
-            raise UsageError(f"{name}: a path with ${{ would be a macro of llama-swap: rename it")
+            raise UsageError(
+                f"{name}: llama-swap would read ${{ in its path as a macro: rename the file"
+            )
         text = subprocess.list2cmdline(words) if is_windows else shlex.join(words)
         lines.append(f"  {json.dumps(name)}:")
         lines += [f"    # {printable(note)}" for note in command.notes]

@@ -228,3 +228,15 @@ def test_conversation_too_large_to_read_is_refused(file: Path) -> None:
 def test_name_that_could_not_be_typed_is_refused(name: str) -> None:
     with pytest.raises(UsageError):
         check_name(name)
+
+
+def test_failed_save_leaves_the_old_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transcript = Transcript(model="a", name="old")
+    transcript.add(QUESTION, ANSWER)
+    monkeypatch.setenv("EDGEKIT_DATA", str(file))  # a file, in which no folder can be made
+    with pytest.raises(SourceError):
+        transcript.save_as("new")
+    monkeypatch.setenv("EDGEKIT_DATA", str(file.parent))
+    transcript.add(QUESTION, ANSWER)
+    assert [row.name for row in conversations()] == ["old"]
+    assert len(load("old").messages) == 4

@@ -259,7 +259,7 @@ def test_conversation_on_a_terminal(model: Path, engine: str) -> None:
         model, engine, b"Hello\n/reset\n\nAgain\n/exit\n", "--max-tokens", "4", "-c", "512"
     )
     assert text.count("> ") >= 4
-    assert "forgotten" in text
+    assert "history cleared" in text
 
 
 def type_on_terminal(model: Path, engine: str, typed: bytes, *argv: str) -> str:

@@ -15,6 +15,7 @@ from tests.runnable import CHATML, write_chatting
 from edgekit.app.conversations import load
 from edgekit.cli import main
 from edgekit.engines.llamacpp.companions import image_tokens
+from edgekit.errors import SourceError
 from edgekit.formats import read_header
 from edgekit.sources.local import locate_path
 
@@ -176,6 +177,20 @@ def test_conversation_is_continued(run_cli: RunCli, engine: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_answer_is_printed_even_if_it_cannot_be_saved(
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, as_json: bool
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "file"))  # no folder can be made in it
+    argv = ("-p", "Hello", "-n", 4, *GREEDY)
+    _, answer_alone, _ = run_cli(*argv)
+    code, out, err = run_cli(*argv, "--save", "talk", *(["--json"] if as_json else []))
+    assert (json.loads(out)["text"] + "\n" if as_json else out) == answer_alone
+    assert "not saved: " in err
+    assert code == SourceError.exit_code
+
+
 def test_resume_without_a_model_uses_its_own_from_any_folder(
     run_cli: RunCli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,7 +314,11 @@ def test_chat_saves_adds_an_image_and_forgets(
     messages = load("talk").messages
     assert [message.content for message in messages if message.role == "user"] == ["Hello", "Look"]
     assert [len(message.images) for message in messages] == [0, 0, 1, 0]
-    for expected in ("no such file or folder: none.png", "what was saved stays", "--resume talk"):
+    for expected in (
+        "no such file or folder: none.png",
+        "saved messages are kept",
+        "--resume talk",
+    ):
         assert expected in err
 
 

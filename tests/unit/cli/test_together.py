@@ -32,7 +32,7 @@ def test_text_says_which_fit_and_the_totals(capsys: pytest.CaptureFixture[str]) 
     assert code == 3
     assert out.startswith("2 of 3 models fit your RTX 4090")
     assert "next to the others gemma-3-27b would be" in out
-    assert "loads another in their place" in " ".join(out.split())
+    assert "loaded on request and replace them" in " ".join(out.split())
 
 
 def test_json_has_every_model_and_memory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,7 +143,7 @@ def test_ollama_with_its_server_is_listed_under_llamacpp(tmp_path: Path) -> None
         found = [item for item in installations(PATIENCE_S, here) if item.program == "ollama"]
     assert [(item.origin, item.path, item.problem) for item in found] == [
         ("PATH", str(tmp_path / "bin" / "ollama"), ""),
-        ("running server", f"http://{address}", "it keeps the settings that it was started with"),
+        ("running server", f"http://{address}", "already running; EdgeKit starts its own server"),
     ]
     assert {(item.version, item.backends) for item in found} == {
         ("0.12.3", ("CUDA", "Vulkan", "CPU"))

@@ -1,13 +1,12 @@
-"""The client of OpenAI's API: tool calls in pieces, and what is sent for images and earlier calls."""
+"""The client of OpenAI's API: reasoning, tool calls in pieces, and what is sent for images and earlier calls."""
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
 from typing import Any
+
+import pytest
+from tests.openai_server import chunk, openai_server
 
 from edgekit.engines.chat import Fitted, GenerationResult, Image, Message, Prompt, Sampling
 from edgekit.engines.openai_client import OpenAiClient, message_json
@@ -16,47 +15,29 @@ TOOL = {"type": "function", "function": {"name": "weather"}}
 CALL = {"name": "weather", "arguments": '{"city": "Rome"}'}
 
 
-def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-    return {"choices": [{"delta": delta, "finish_reason": finish}]}
-
-
-@contextmanager
-def server(events: Sequence[dict[str, Any]], received: list[dict[str, Any]]) -> Iterator[str]:
-    """A server that answers every request with these events."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-            for event in events:
-                self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-            self.wfile.write(b"data: [DONE]\n\n")
-
-        def log_message(self, *_: object) -> None: ...
-
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listening.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.server_port}"
-    finally:
-        listening.shutdown()
-        thread.join()
-        listening.server_close()
-
-
 def ask(
     events: Sequence[dict[str, Any]], prompt: Prompt
 ) -> tuple[str, GenerationResult, dict[str, Any]]:
     received, written = list[dict[str, Any]](), GenerationResult()
-    with server(events, received) as address:
+    with openai_server(events, received) as address:
         client = OpenAiClient(address, program="a server", window_tokens=100)
         fitted = Fitted(prompt=prompt, tokens=None, max_tokens=8)
         sampling = Sampling(stop=("END",))
         text = "".join(client.write(fitted, sampling, into=written))
     (body,) = received
     return text, written, body
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+def test_reasoning_is_not_part_of_the_answer(key: str) -> None:
+    events = [
+        chunk({key: "Is it "}),
+        chunk({key: "blue?", "content": "It is "}),
+        chunk({"content": "blue."}, "stop"),
+    ]
+    text, written, _ = ask(events, Prompt(messages=(Message(role="user", content="Colour?"),)))
+    assert text == "It is blue."
+    assert written.reasoning == ["Is it ", "blue?"]
 
 
 def test_tool_calls_arrive_in_pieces() -> None:

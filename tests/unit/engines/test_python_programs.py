@@ -94,7 +94,7 @@ def test_script_with_an_interpreter_that_lies(tmp_path: Path) -> None:
     write_program(tmp_path / "vllm", "", interpreter=str(tmp_path / "python3"))
     here = machine(tmp_path / "root", environment={"PATH": str(tmp_path)})
     (found,) = (item for item in vllm_installations(PATIENCE_S, here) if item.origin == "PATH")
-    assert found.problem == f"its Python ({tmp_path / 'python3'}) prints no versions"
+    assert found.problem == f"its Python ({tmp_path / 'python3'}) reports no versions"
 
 
 def test_own_environment_is_listed_without_starting_anything(tmp_path: Path) -> None:

@@ -252,13 +252,13 @@ class TestImages:
     @pytest.mark.parametrize(
         ("part", "message"),
         [
-            (image("file:///etc/passwd"), "fetches no addresses"),
-            (image("http://127.0.0.1:1/x"), "fetches no addresses"),
-            (image("iVBORw0KGgo="), "fetches no addresses"),
-            (image(None), "fetches no addresses"),
+            (image("file:///etc/passwd"), "does not fetch URLs"),
+            (image("http://127.0.0.1:1/x"), "does not fetch URLs"),
+            (image("iVBORw0KGgo="), "does not fetch URLs"),
+            (image(None), "does not fetch URLs"),
             (image(BOMB), "scale them down"),
             (image("data:image/png;base64,AAAA"), "not PNG"),
-            ({"type": "image_url", "image_url": "http://127.0.0.1/"}, "fetches no addresses"),
+            ({"type": "image_url", "image_url": "http://127.0.0.1/"}, "does not fetch URLs"),
             ({"type": "input_audio", "input_audio": {"data": "http://a", "format": "mp3"}}, "not supported"),
             ({"type": "video_url", "video_url": {"url": "http://a"}}, "not supported"),
             ({"type": "image_embeds", "image_embeds": "gASV"}, "not supported"),
@@ -286,4 +286,4 @@ class TestImages:
 
     def test_model_that_reads_no_images(self) -> None:
         error = check(parts(image(url_of(file_of("PNG")))), LLAMACPP, CHAT)
-        assert "reads no images" in str(error)
+        assert "does not support images" in str(error)

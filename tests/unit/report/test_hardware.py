@@ -173,10 +173,10 @@ def test_hardware_text_names_only_the_five_largest_processes() -> None:
 PROGRAM_LINES = """\
 Programs llama-server 0.6.0-dev (b11549), CUDA, Vulkan and CPU, finds CUDA0: RTX 4090, billed as
            0.6.0-dev (b11549); PATH: /usr/bin/llama-server
-         llama-fit-params b9294; PATH; answers `verify` and --ask-engine
-         ollama 0.12.3; running server: http://127.0.0.1:11434; cannot be started: it keeps the
-           settings that it was started with
-         vllm; PATH; cannot be started: it does not answer within 2.5 s
+         llama-fit-params b9294; PATH; used by `verify` and --ask-engine
+         ollama 0.12.3; running server: http://127.0.0.1:11434; not used: already running; EdgeKit
+           starts its own server
+         vllm; PATH; not used: it does not answer within 2.5 s
 """
 
 
@@ -187,7 +187,7 @@ def test_hardware_text_with_programs() -> None:
 def test_hardware_text_without_programs_says_what_to_install() -> None:
     text = " ".join(hardware_text(HERE, programs=()).split())
     assert (
-        "Programs no program found that runs models; install one, for example: "
+        "Programs no program that runs models was found; install one, for example: "
         "pip install 'edgekit-models[llama]'"
     ) in text
 

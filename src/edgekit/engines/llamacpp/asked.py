@@ -133,7 +133,7 @@ def _estimate(
     )
     notes = [*(() if own is None else own.notes)]
     if own is None:
-        notes.append("asked, because EdgeKit does not know this architecture")
+        notes.append("reported by the engine, because EdgeKit does not know this architecture")
     else:
         difference = sum(line.size_bytes for line in lines if line.reserved) - own.total_bytes
         words = (
@@ -143,7 +143,7 @@ def _estimate(
         )
         notes.append(f"EdgeKit's own estimate is {format_bytes(own.total_bytes)}, {words}")
     if method.mode is not setup.mode:
-        notes.append(f"{method.name} was asked, which runs llama.cpp as a {method.mode.value}")
+        notes.append(f"reported by {method.name}, which runs llama.cpp as a {method.mode.value}")
     return MemoryEstimate(
         engine=NAME,
         backend=setup.backend.value,

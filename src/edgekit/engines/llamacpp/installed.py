@@ -254,7 +254,7 @@ def _wheel(timeout_s: float) -> Iterator[Installation]:
 
 
 def _ask_wheel(timeout_s: float) -> tuple[str, tuple[str, ...], str]:
-    """The version of the wheel's llama.cpp, its GPUs, and why it does not tell them."""
+    """The version of the wheel's llama.cpp, its GPUs, and why they are unknown."""
     log: deque[str] = deque(maxlen=_LAST_LINES)
     try:
         child = start_child(
@@ -306,7 +306,7 @@ def _ollama(here: Surroundings, timeout_s: float) -> Iterator[Installation]:
             problem=found.problem,
         )
     if found.server is not None:
-        problem = "it keeps the settings that it was started with"
+        problem = "already running; EdgeKit starts its own server"
         if found.program is None:
             problem = "its program is not on this machine's PATH"
         yield replace(listed, path=found.server.address, problem=problem)

@@ -28,7 +28,7 @@ def router_preset(
     lines = ["version = 1"]
     for name, command in commands.items():
         if "]" in name or not name.isprintable():
-            raise UsageError(f"{name!r} cannot be the name of a preset: no ]")
+            raise UsageError(f"{name!r} cannot be the name of a preset: rename the model (no ])")
         lines += ["", f"[{name}]"]
         lines += [f"; {note}" for note in command.notes]
         lines += [f"{key} = {value}" for key, value in _options(command.words[1:])]

@@ -129,10 +129,10 @@ class MlxProgram:
         return MlxStarter()
 
     def verifier(self, _values: object, **_options: object) -> NoReturn:
-        raise UsageError("edgekit verify knows llama.cpp: --engine llama.cpp")
+        raise UsageError("edgekit verify supports only llama.cpp: --engine llama.cpp")
 
     def calibrator(self) -> NoReturn:
-        raise UsageError("edgekit calibrate knows llama.cpp: --engine llama.cpp")
+        raise UsageError("edgekit calibrate supports only llama.cpp: --engine llama.cpp")
 
 
 PROGRAM = MlxProgram()

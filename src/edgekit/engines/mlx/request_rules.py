@@ -17,7 +17,7 @@ _LOADS = "mlx_lm.server would load other weights for it; start a server with the
 _REFUSED = {
     "adapters": _LOADS,
     "draft_model": _LOADS,
-    "chat_template": "a template can loop for ever; the server uses the model's own",
+    "chat_template": "a template can loop forever; the server uses the model's own",
 }
 _LISTS = {
     "stop": ListLimit(most=32, chars=256, reason="each is searched for after every token"),
@@ -32,7 +32,7 @@ def request_rules(*, window_tokens: int) -> RequestRules:
         most=window_tokens,
         reason="the cache grows with every token, and was planned for this number",
     )
-    candidates = NumberLimit(most=MOST_PROBABILITIES, reason="mlx_lm.server gives no more")
+    candidates = NumberLimit(most=MOST_PROBABILITIES, reason="mlx_lm.server returns no more")
     return RequestRules(
         endpoints=COMPLETIONS,
         numbers={

@@ -255,9 +255,7 @@ class StreamTextGenerator:
 def prompt_tokens(text: FileText, prompt: Prompt) -> list[int]:
     """The tokens of a prompt, in the model's chat format or plain. Raises UsageError for an unknown format."""
     if not prompt.is_text:
-        raise UsageError(
-            "the built-in engine reads text only: no images, no tools and no calls of tools"
-        )
+        raise UsageError("the built-in engine takes text only, without images, tools or tool calls")
     if prompt.is_plain:
         return [*text.tokenizer.before, *text.tokenizer.encode_plain(prompt.text)]
     if text.chat is None:

@@ -34,7 +34,7 @@ _PROMPT_LOGITS = (
 )
 _UNPICKLED = "vLLM would unpack it as tensors; send text"
 _REFUSED = {
-    "chat_template": "a template can loop for ever; the server uses the model's own",
+    "chat_template": "a template can loop forever; the server uses the model's own",
     "prompt_logprobs": _PROMPT_LOGITS,
     "echo": _PROMPT_LOGITS,
     "prompt_embeds": _UNPICKLED,
@@ -44,7 +44,7 @@ _REFUSED = {
     "logits_processors": "it runs code in the server",
     "kv_transfer_params": "it is for servers that share a cache",
     "use_beam_search": "each beam is a request of its own; use n",
-    "background": "responses in the background are kept in memory; use stream",
+    "background": "background responses stay in memory; use stream",
     **dict.fromkeys(
         ("structural_tag", "structured_outputs.structural_tag"),
         "send response_format with a JSON schema",

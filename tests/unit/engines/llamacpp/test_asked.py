@@ -148,7 +148,7 @@ def test_ask_engine_marks_the_answer(run: Run, model: str, command: str) -> None
     pytest.importorskip("xllamacpp")
     code, out, _ = run(command, model, "-c", "1024", "--ask-engine")
     assert code == 0
-    assert "memory: asked of the engine" in out
+    assert "memory: reported by the engine" in out
     code, out, _ = run(command, model, "-c", "1024", "--ask-engine", "--json")
     document = json.loads(out)
     bill = document if command == "estimate" else document["estimate"]
@@ -212,7 +212,7 @@ def test_unknown_architecture_is_asked_without_the_flag(run: Run, model: str, co
     pytest.importorskip("xllamacpp")
     code, out, _ = run(command, model, "-c", "1024")
     assert code == 0
-    assert "memory: asked of the engine" in out
+    assert "memory: reported by the engine" in out
     assert "llama-server -m" in out
 
 
@@ -316,7 +316,7 @@ def test_asked_bill_of_two_gpus(model: str, *, is_known: bool) -> None:
         assert size(Component.RUNTIME, pool) > 500 * MIB
     assert dict(bill.facts)["n_ctx"] == 4096
     assert any(
-        "llama-fit-params was asked, which runs llama.cpp as a library" in note
+        "reported by llama-fit-params, which runs llama.cpp as a library" in note
         for note in bill.notes
     )
 

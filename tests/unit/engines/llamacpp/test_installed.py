@@ -273,7 +273,7 @@ def test_lm_studio_is_listed_with_its_newest_runtimes(tmp_path: Path, home: Path
     assert (found.version, found.build, found.rules_version) == ("2.14.1", "b9294", "b9294")
     assert set(found.backends) == {"CPU", "CUDA"}
     assert found.path == str(folder.parent)
-    assert found.problem.startswith("LM Studio starts it")
+    assert found.problem.startswith("only LM Studio can start it")
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ class OllamaProgram:
     def flags_for(self, options: RunOptions, installation: Installation) -> dict[str, Any]:
         """One conversation at a time, as Ollama does unless more users are asked for."""
         if options.rolling:
-            raise UsageError("Ollama rolls its context on its own terms: leave out --rolling")
+            raise UsageError("Ollama does not support --rolling: leave it out")
         version = installation.rules_version
         return {**({"llama_version": version} if version else {}), **ALONE}
 
@@ -140,10 +140,10 @@ class OllamaProgram:
         return OllamaStarter()
 
     def verifier(self, _values: object, **_options: object) -> NoReturn:
-        raise UsageError("edgekit verify asks llama.cpp itself: leave out --with")
+        raise UsageError("edgekit verify runs llama.cpp itself: leave out --with")
 
     def calibrator(self) -> NoReturn:
-        raise UsageError("edgekit calibrate measures llama.cpp itself: leave out --with")
+        raise UsageError("edgekit calibrate runs llama.cpp itself: leave out --with")
 
 
 PROGRAM = OllamaProgram()
@@ -330,7 +330,7 @@ class OllamaClient(OpenAiClient):
         with path.open("rb") as file:
             pieces = iter(lambda: file.read(_CHUNK_BYTES), b"")
             if self.status("POST", f"/api/blobs/{digest}", pieces) != http.client.CREATED:
-                raise EngineError(f"Ollama did not take {path}")
+                raise EngineError(f"Ollama refused the file {path}")
 
     def pull(self, name: str, say: Callable[[str], None]) -> None:
         """Downloads a model, and says how far it is at every tenth."""
@@ -370,7 +370,7 @@ class OllamaClient(OpenAiClient):
     def write(
         self, fitted: Fitted, sampling: Sampling, *, into: GenerationResult
     ) -> Generator[str, None, None]:
-        """Generates text piece by piece; counts, tool calls and timings go to `into`."""
+        """Generates text piece by piece; reasoning, counts, tool calls and timings go to `into`."""
         prompt = fitted.prompt
         options = {
             name: list(value) if isinstance(value, tuple) else value
@@ -396,9 +396,12 @@ class OllamaClient(OpenAiClient):
                 function = call.get("function", {})
                 arguments = json.dumps(function.get("arguments", {}))
                 into.tool_calls.append({"name": str(function.get("name")), "arguments": arguments})
-            for name in ("thinking", "content"):
-                if isinstance(message.get(name), str) and message[name]:
-                    yield message[name]
+            reasoning, text = message.get("thinking"), message.get("content")
+            if isinstance(reasoning, str) and reasoning:
+                into.reasoning.append(reasoning)
+                yield ""
+            if isinstance(text, str) and text:
+                yield text
             if event.get("done"):
                 into.finish = "length" if event.get("done_reason") == "length" else "stop"
                 into.prompt_tokens = int(event.get("prompt_eval_count") or 0)

@@ -41,7 +41,7 @@ _WHOLE = (
 )  # fmt: skip
 _INTERNAL = "llama.cpp sets it itself; leave it out"
 _REFUSED = {
-    "chat_template": "a template can loop for ever; the server uses the model's own",
+    "chat_template": "a template can loop forever; the server uses the model's own",
     "grammar_triggers": _INTERNAL,
     "grammar_lazy": _INTERNAL,
     "preserved_tokens": _INTERNAL,

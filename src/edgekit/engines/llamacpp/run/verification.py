@@ -281,8 +281,8 @@ def ask_engine(method: VerifyMethod, question: LoadQuestion) -> EngineReport:
     devices = tuple(child.log.devices)
     if question.setup.has_device and not devices:
         raise EngineError(
-            f"the llama.cpp in {method.name} finds no GPU on this machine, so it can only be asked for "
-            "--backend cpu"
+            f"the llama.cpp in {method.name} finds no GPU on this machine, so it can report memory only "
+            "for --backend cpu"
         )
     version = method.version()
     return EngineReport(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.ollama_stand_in import write_ollama
+from tests.openai_server import openai_server
 from tests.runtime_engines import small_model
 
 from edgekit.app.programs import ChosenProgram
@@ -16,7 +17,7 @@ from edgekit.app.run import judge
 from edgekit.bill.spill import Purpose
 from edgekit.engines import engine_named
 from edgekit.engines.chat import Fitted, GenerationResult, Message, Prompt, Sampling
-from edgekit.engines.llamacpp.run.ollama import PROGRAM
+from edgekit.engines.llamacpp.run.ollama import PROGRAM, OllamaClient
 from edgekit.engines.program import (
     Address,
     EngineStart,
@@ -81,6 +82,22 @@ def answer(running: RunningEngine, prompt: Prompt, **sampling: Any) -> tuple[str
     fitted = Fitted(prompt=prompt, tokens=None, max_tokens=8)
     pieces = running.generator.write(fitted, Sampling(temperature=0.0, **sampling), into=written)
     return "".join(pieces), written
+
+
+def test_reasoning_is_not_part_of_the_answer() -> None:
+    events: list[dict[str, Any]] = [
+        {"message": {"role": "assistant", "content": "", "thinking": "Is it blue?"}},
+        {"message": {"role": "assistant", "content": "It is."}},
+        {"message": {"content": ""}, "done": True, "done_reason": "stop"},
+    ]
+    written = GenerationResult()
+    prompt = Prompt(messages=(Message(role="user", content="Colour?"),))
+    with openai_server(events, [], prefix="") as address:
+        client = OllamaClient(address, window_tokens=100)
+        fitted = Fitted(prompt=prompt, tokens=None, max_tokens=8)
+        text = "".join(client.write(fitted, Sampling(), into=written))
+    assert text == "It is."
+    assert written.reasoning == ["Is it blue?"]
 
 
 def test_a_file_is_copied_into_its_store_and_runs_as_planned(
