@@ -166,7 +166,7 @@ def test_a_prompt_that_is_longer_than_the_window_is_refused(
 
 
 def test_what_ollama_cannot_take(model: Path, program: Installation) -> None:
-    with pytest.raises(UsageError, match="leave out --rolling"):
+    with pytest.raises(UsageError, match="does not support --rolling"):
         PROGRAM.flags_for(RunOptions(rolling=True), program)
     with_adapter = replace(start_of(model, program).weights, adapters=(model,))
     given = start_of(model, program, weights=with_adapter)
