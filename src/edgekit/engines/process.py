@@ -124,7 +124,9 @@ class ChildProcess:
         self._close_input()  # asks the child to end on every system; SIGTERM does not
         with self._reaping:
             if not self._exited.is_set():
-                self._process.terminate()
+                with suppress(ProcessLookupError, PermissionError):
+                    # Not Popen.terminate, which reaps a child that has just ended: `_reap` would wait forever.
+                    os.kill(self._process.pid, signal.SIGTERM)  # on Windows, the same as terminate
 
     def kill(self) -> None:
         """Kills the child and all processes that it started."""
