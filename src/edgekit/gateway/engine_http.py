@@ -11,7 +11,8 @@ from typing import Any
 
 import httpcore2
 
-CONNECT_TIMEOUT_S = 5.0
+# A port of this machine on which nothing listens refuses at once: only an engine that is too busy takes long.
+CONNECT_TIMEOUT_S = 60.0
 # What an engine that is not there, dies, or does not speak HTTP raises.
 GONE = (
     OSError,

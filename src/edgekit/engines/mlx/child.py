@@ -26,6 +26,8 @@ TOO_LONG = "the prompt is longer than the window"
 _BAD_REQUEST, _UNAUTHORIZED = 400, 401
 _MOST_BODY_BYTES = 2**20  # of a refused request, read so that the client gets the answer
 _DEFAULT_MODEL = "default_model"  # mlx_lm/server.py: the model of the command line
+# Connections that wait to be accepted. Of 32 clients that connect at once, Python's 5 would lose some.
+_BACKLOG = 512
 
 Tell = Callable[..., None]
 
@@ -52,6 +54,7 @@ def main() -> None:
     _serve_one_model(server, mx, tell)
     _keep_to_window(server, request["window_tokens"])
     _report_address(tell)
+    ThreadingHTTPServer.request_queue_size = _BACKLOG
     # Without a key no web page may use the server; its default is all of them.
     origins = "*" if request["api_key"] else ""
     if request["api_key"]:
