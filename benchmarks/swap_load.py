@@ -54,10 +54,13 @@ class Sampler(threading.Thread):
         super().__init__(daemon=True)
         self.server, self.ended = psutil.Process(pid), threading.Event()
         self.samples: list[tuple[int, int]] = []  # bytes, engines
+        self.processes: set[int] = set()  # of every engine that was started
 
     def run(self) -> None:
         while not self.ended.wait(EVERY_S):
-            sizes = [resident_of(child) for child in self.server.children()]
+            engines = self.server.children()
+            self.processes.update(engine.pid for engine in engines)
+            sizes = [resident_of(engine) for engine in engines]
             self.samples.append((sum(sizes), sum(size > 0 for size in sizes)))
 
 
@@ -118,6 +121,7 @@ def main() -> None:
             "seconds": round(spent_s, 1),
             "promised_mib": round(promised / MIB),
             "peak_mib": round(peak / MIB),
+            "loads": len(sampler.processes),
             "most_engines": max(engines for _, engines in sampler.samples),
             "samples": len(sampler.samples),
             "median_s": round(statistics.median(seconds), 2),
