@@ -6,7 +6,7 @@ shared. The reserve counts once for each memory. Each model is judged by the rul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -62,15 +62,47 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedMemory:
+    """The memories of a machine, and the rule for what fits in them at the same time."""
+
+    machine: Machine
+    budgets: tuple[Budget, ...]
+    max_use: float | None
+
+    def uses(self, results: Iterable[Verdict]) -> tuple[Usage, ...]:
+        """How much of each memory the models take at their start."""
+        combined = _combined(results, self.machine)
+        return tuple(_use(budget, combined, self.max_use) for budget in self.budgets)
+
+    def sizes(self, result: Verdict) -> tuple[int, ...]:
+        """What a model takes of each memory at its start."""
+        lines = _lines(result, self.machine)
+        return tuple(_bytes_in(lines, budget.pools) for budget in self.budgets)
+
+    def holds(self, results: Collection[Verdict]) -> bool:
+        """Whether the models can be loaded at the same time, with all that they may take after the start."""
+        later = sum(engine_named(result.engine).later_bytes(result) for result in results)
+        return all(
+            use.status is not Status.FAILED
+            and not (HOST in use.budget.pools and later > _left_bytes(use))
+            for use in self.uses(results)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Together:
     """The answer: the models in the order in which they were named, and the total of those that fit."""
 
-    machine: Machine = field(repr=False)
+    memory: SharedMemory = field(repr=False)
     members: tuple[Member, ...]
     uses: tuple[Usage, ...]  # of every memory of the machine, by the models that fit
     context_tokens: int | None  # the equal context; None: contexts were requested
     most_at_once: int  # the largest N for which any N of the models fit at once
     shorter_tokens: int | None = None  # a context below the minimum at which all of them fit
+
+    @property
+    def machine(self) -> Machine:
+        return self.memory.machine
 
     @property
     def fitting(self) -> tuple[Member, ...]:
@@ -118,38 +150,35 @@ def judge_together(
     search = _Search(resolved, request, session, lengths)
     chosen, tokens = search.best()
     placed = search.share_growth(chosen, tokens)
-    combined = _combined([check.result for check in placed.values()], machine)
-    uses = tuple(_use(budget, combined, request.max_use) for budget in search.budgets)
-    left = _without(machine, combined.lines)
+    memory, results = search.memory, [check.result for check in placed.values()]
+    left = _without(machine, _combined(results, machine).lines)
     members = []
     for index, reference in enumerate(references):
         check = placed.get(index, search.alone[index])
-        lines = _lines(check.result, machine)
-        sizes = tuple(_bytes_in(lines, budget.pools) for budget in search.budgets)
         fits = index in placed
         members.append(
             Member(
                 reference=reference,
                 check=check,
                 fits_with_others=fits,
-                bytes_by_memory=sizes,
+                bytes_by_memory=memory.sizes(check.result),
                 why_not="" if fits else search.why_not(index, tokens, left),
             )
         )
     return Together(
-        machine=machine,
+        memory=memory,
         members=tuple(members),
-        uses=uses,
+        uses=memory.uses(results),
         context_tokens=None if lengths else tokens,
-        most_at_once=_most_at_once(members, uses),
+        most_at_once=_most_at_once([member.check.result for member in members], memory),
         shorter_tokens=None if len(placed) == len(members) else search.shorter(),
     )
 
 
-def sizes_of(verdict: Verdict, together: Together) -> tuple[int, ...]:
-    """What a model takes of each memory, in the order of `Together.uses`."""
-    lines = _lines(verdict, together.machine)
-    return tuple(_bytes_in(lines, use.budget.pools) for use in together.uses)
+def numbered(name: str, taken: Container[str]) -> str:
+    """The name, with a number if another model has it."""
+    names = (name, *(f"{name}-{number}" for number in range(2, MOST_MODELS + 1)))
+    return next(one for one in names if one not in taken)
 
 
 class _Search:
@@ -164,10 +193,14 @@ class _Search:
     ) -> None:
         self.models, self.session, self.lengths = models, session, lengths
         self.request, self.machine = request, request.find_machine()
-        self._judged: dict[tuple[int, int, Machine], Check | None] = {}
+        self._judged: dict[tuple[int, int | None, Machine], Check | None] = {}
         self.alone = [self._alone(index) for index in range(len(models))]
         engines = (check.result.engine for check in self.alone)
-        self.budgets = _budgets(self.machine, engines, request)
+        self.memory = SharedMemory(
+            machine=self.machine,
+            budgets=_budgets(self.machine, engines, request),
+            max_use=request.max_use,
+        )
 
     def best(self) -> tuple[dict[int, Check], int]:
         """The largest set that fits, and its equal context. Empty if not even one model fits."""
@@ -255,24 +288,19 @@ class _Search:
     def share_growth(self, placed: dict[int, Check], tokens: int) -> dict[int, Check]:
         """The same models, each with an equal share of what all of them leave, for caches that grow after the start.
 
-        Unchanged if one of them would then be placed in another way.
+        A model is judged again on the machine on which it was placed, with less memory. It is unchanged if it would
+        then be placed in another way.
         """
-        if len(placed) < 2:
+        ram = next((use for use in self._uses(placed) if HOST in use.budget.pools), None)
+        if len(placed) < 2 or ram is None:
             return placed
-        lines = {index: _lines(check.result, self.machine) for index, check in placed.items()}
-        together = [line for part in lines.values() for line in part]
-        ram = next((budget for budget in self.budgets if HOST in budget.pools), None)
-        if ram is None:
-            return placed
-        left = max(0, ram.available_bytes - _bytes_in(together, ram.pools))
-        held = _held(HOST, left * (len(placed) - 1) // len(placed))
-        shared = dict[int, Check]()
+        shared = dict(placed)
         for index, check in placed.items():
-            others = (line for other, part in lines.items() if other != index for line in part)
-            again = self._judge(index, tokens, _without(self.machine, (*others, held)))
-            if again is None or again.result.estimate.lines != check.result.estimate.lines:
-                return placed
-            shared[index] = again
+            held = _shares_of_others(check.result, ram, len(placed))
+            request = self._request_for(index, tokens, _without(check.result.machine, held))
+            again = self._check(index, replace(request, max_use=None))  # a share of less memory
+            if again and again.result.estimate.lines == check.result.estimate.lines:
+                shared[index] = again
         return shared
 
     def shorter(self) -> int | None:
@@ -305,12 +333,15 @@ class _Search:
 
     def _judge(self, index: int, tokens: int, machine: Machine) -> Check | None:
         """The verdict at this context, at most its own longest, on this machine; None without hardware for it."""
-        tokens = self.lengths[index] if self.lengths else min(tokens, self._native(index))
-        key = (index, tokens, machine)
+        request = self._request_for(index, tokens, machine)
+        key = (index, request.context, machine)
         if key not in self._judged:
-            request = replace(self.request, context=tokens, machine=machine)
             self._judged[key] = self._check(index, request)
         return self._judged[key]
+
+    def _request_for(self, index: int, tokens: int, machine: Machine) -> Request:
+        tokens = self.lengths[index] if self.lengths else min(tokens, self._native(index))
+        return replace(self.request, context=tokens, machine=machine)
 
     def _check(self, index: int, request: Request) -> Check | None:
         """The verdict. An engine that takes a fixed share of a device gets the smallest that is enough."""
@@ -362,15 +393,14 @@ class _Search:
         return _worst(self._uses(placed))
 
     def _uses(self, placed: Mapping[int, Check]) -> tuple[Usage, ...]:
-        combined = _combined([check.result for check in placed.values()], self.machine)
-        return tuple(_use(budget, combined, self.request.max_use) for budget in self.budgets)
+        return self.memory.uses([check.result for check in placed.values()])
 
     def _is_hopeless(self, members: Sequence[int]) -> bool:
         """Whether their weights alone are more than all memory. Cheaper than a verdict for each."""
         if len(members) < 2:
             return False
         weights = sum(self.alone[index].result.estimate.weights_bytes for index in members)
-        usable = sum(budget.unreserved_bytes for budget in self.budgets)
+        usable = sum(budget.unreserved_bytes for budget in self.memory.budgets)
         return self.machine.host is not None and weights * LEAST_WEIGHTS_SHARE > usable
 
 
@@ -488,6 +518,28 @@ def _held_back(use: Usage) -> MemoryLine:
     return _held(pool, max(over_free, over_usable, 0))
 
 
+def _shares_of_others(result: Verdict, ram: Usage, count: int) -> Iterator[MemoryLine]:
+    """What a model has to leave of the memory with the RAM, for a share of 1/`count` of what all models leave."""
+    own = next(use for use in result.uses if HOST in use.budget.pools)
+    held = _left_bytes(own) - _left_bytes(ram) // count
+    # MLX's caches grow on the GPU, within the system's limit on it.
+    if own.budget.limit_bytes is not None and not engine_named(result.engine).later_bytes(result):
+        gpu = next(iter(own.budget.pools - {HOST}))
+        on_gpu = max(0, _left_on_gpu_bytes(own) - _left_on_gpu_bytes(ram) // count)
+        yield _held(gpu, on_gpu)
+        held -= on_gpu
+    yield _held(HOST, held)
+
+
+def _left_bytes(use: Usage) -> int:
+    """What is left of a memory, whether the GPU may use it or not."""
+    return max(0, use.budget.unreserved_bytes - use.required_bytes)
+
+
+def _left_on_gpu_bytes(use: Usage) -> int:
+    return max(0, use.budget.available_bytes - use.required_bytes)
+
+
 def _worst(uses: Iterable[Usage]) -> Status:
     order = (Status.PASSED, Status.WARNING, Status.FAILED)
     return max((use.status for use in uses), key=order.index, default=Status.PASSED)
@@ -519,15 +571,9 @@ def _without(machine: Machine, lines: Iterable[MemoryLine]) -> Machine:
     return replace(machine, host=host, devices=tuple(devices))
 
 
-def _most_at_once(members: Sequence[Member], uses: Sequence[Usage]) -> int:
+def _most_at_once(results: Sequence[Verdict], memory: SharedMemory) -> int:
     """The largest N for which any N of the models fit at once."""
-    if all(member.fits_with_others for member in members):
-        return len(members)
-    for count in range(len(members), 1, -1):
-        if all(
-            sum(sorted(member.bytes_by_memory[place] for member in members)[-count:])
-            <= use.budget.available_bytes * (use.max_use or 1.0)
-            for place, use in enumerate(uses)
-        ):
+    for count in range(len(results), 1, -1):
+        if all(map(memory.holds, combinations(results, count))):
             return count
     return 1

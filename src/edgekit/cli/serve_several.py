@@ -8,16 +8,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from edgekit.app import run
-from edgekit.app.run import DoesNotFitError
-from edgekit.app.together import Member, Together, judge_together, sizes_of
+from edgekit.app.run import DoesNotFitError, Judged
+from edgekit.app.together import Member, Together, judge_together, numbered
 from edgekit.cli.console import open_session, print_event, print_line
 from edgekit.cli.launch import StderrNotices, download_limit, read_request, stop_code
 from edgekit.engines.flags import CONTEXT, read_flags
 from edgekit.engines.process import ending_in_order, family_resident_bytes
-from edgekit.engines.program import RunOptions
+from edgekit.engines.program import LocalWeights, RunOptions
 from edgekit.errors import UsageError
 from edgekit.report.run import several_json, stopped_json
 from edgekit.request import Request, Session
@@ -25,6 +26,7 @@ from edgekit.server import needs_extra
 
 if TYPE_CHECKING:
     from edgekit.app.programs import ChosenProgram
+    from edgekit.bill.types import Verdict
     from edgekit.gateway.swap import ModelEntry
     from edgekit.gateway.types import GatewaySettings
 
@@ -45,8 +47,20 @@ def serve_several(
         together, planned = _plan(arguments, session)
         for member in together.members:
             notices.say(_member_text(member))
-        entries = [_entry(model, together, session, notices) for model in planned]
-    models = SwappingModels(entries, [use.budget.available_bytes for use in together.uses])
+        entries: list[ModelEntry] = []
+        results: dict[str, Verdict] = {}
+        for model in planned:
+            notices.show_choice(model.chosen)
+            judged, weights = run.fetch(model.reference, model.request, model.chosen, session)
+            name = numbered(judged.check.bill.label, results)
+            results[name] = judged.check.result
+            entries.append(_entry(name, model, judged, weights))
+
+    @cache
+    def fits(names: frozenset[str]) -> bool:
+        return together.memory.holds([results[name] for name in names])
+
+    models = SwappingModels(entries, fits)
     code = 0
     with ending_in_order(), closing(models):
         with GatewayServer(
@@ -102,7 +116,9 @@ def _plan(arguments: argparse.Namespace, session: Session) -> tuple[Together, li
         verdict, engine = member.check.result, chosen.engine
         if not verdict.can_load:
             raise DoesNotFitError(member.check)
-        settled = engine.settle(verdict, request.flags.get(engine.name, {}))
+        given = request.flags.get(engine.name, {})
+        # the limits on what grows hold for flags of the user too
+        settled = engine.settle(verdict, given) | engine.settle(verdict, {})
         if not member.fits_with_others:  # its settings are those of a model that is alone
             saving = chosen.program.flags_for(RunOptions(saves=True), chosen.installation)
             settled |= read_flags(engine.flags, saving)
@@ -113,19 +129,13 @@ def _plan(arguments: argparse.Namespace, session: Session) -> tuple[Together, li
     return together, planned
 
 
-def _entry(
-    planned: _Planned, together: Together, session: Session, notices: StderrNotices
-) -> ModelEntry:
-    """The model, downloaded if need be, as the gateway loads it."""
+def _entry(name: str, planned: _Planned, judged: Judged, weights: LocalWeights) -> ModelEntry:
+    """The model as the gateway loads it."""
     from edgekit.gateway.engines import starter
     from edgekit.gateway.swap import ModelEntry
 
-    notices.show_choice(planned.chosen)
-    judged, weights = run.fetch(planned.reference, planned.request, planned.chosen, session)
-    name = judged.check.bill.label
     return ModelEntry(
         name=name,
-        sizes=sizes_of(judged.check.result, together),
         start=starter(judged, weights, name),
         limits=planned.chosen.program.request_limits(judged.check.result, weights),
         created_s=int(time.time()),

@@ -664,6 +664,11 @@ class Engine:
         return Offload()
 
     @rule("estimate")
+    def later_bytes(self, _verdict: Verdict, /) -> int:
+        """How much RAM use may grow after the start, with the limits that its command sets."""
+        return 0
+
+    @rule("estimate")
     def later_rows(self, _verdict: Verdict, /) -> Iterable[str]:
         """Sentences about memory that the engine may take after the start."""
         return []

@@ -13,7 +13,7 @@ import concurrent.futures
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,7 +23,6 @@ from edgekit.engines.request_rules import RequestLimits
 from edgekit.errors import EngineError, UsageError, one_line
 from edgekit.gateway.errors import GatewayError, unavailable, unknown_model
 from edgekit.gateway.types import ServedModel, Upstream
-from edgekit.units import format_bytes
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a model that failed is started again
 STEADY_S = 60.0  # an engine that ran for this long and then died is started again at once
@@ -71,7 +70,6 @@ class ModelEntry:
     """A model that can be loaded."""
 
     name: str
-    sizes: tuple[int, ...]  # of its bill, in bytes of each memory
     # Blocks until it can answer. Calls its argument, which may raise, as soon as the process has begun.
     start: Callable[[Begun], LoadedModel] = field(repr=False)
     limits: RequestLimits
@@ -133,28 +131,24 @@ async def in_thread(work: Callable[[], Result], /) -> Result:
 
 
 class SwappingModels:
-    """Models that share a budget of memory. Used from the gateway's event loop, except for `close`."""
+    """Models that share a memory. Used from the gateway's event loop, except for `close`."""
 
     def __init__(
         self,
         entries: Sequence[ModelEntry],
-        budget: Sequence[int],
+        fits: Callable[[frozenset[str]], bool],
         *,
         clock: Callable[[], float] = time.monotonic,
         in_thread: InThread = in_thread,
     ) -> None:
-        """`budget`: bytes of each memory. UsageError if a model can never be loaded, or two have the same name."""
+        """`fits`: whether models with these names may be loaded at the same time. UsageError if one never may be."""
         self._models = {entry.name: _Model(entry) for entry in entries}
-        if len(self._models) < len(entries):
-            raise UsageError("two models have the same name: give each its own")
-        for entry in entries:
-            for size, limit in zip(entry.sizes, budget, strict=True):
-                if size > limit:
-                    raise UsageError(
-                        f"{entry.name} needs {format_bytes(size)}, more than the budget of {format_bytes(limit)} for"
-                        " all models: leave it out, or give it a shorter context"
-                    )
-        self._budget, self._clock, self._in_thread = tuple(budget), clock, in_thread
+        for name in self._models:
+            if not fits(frozenset({name})):
+                raise UsageError(
+                    f"{name} does not fit into the memory for all models: leave it out, or give it a shorter context"
+                )
+        self._may_share, self._clock, self._in_thread = fits, clock, in_thread
         self._line: list[_Waiting] = []
         self._requests = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -293,29 +287,18 @@ class SwappingModels:
         return victims
 
     def _fits(self, victims: set[_Model], *models: _Model) -> bool:
-        """Whether the models fit next to those that stay."""
-        return self._is_within((*self._kept(victims), *models))
+        """Whether the models fit next to those that stay, also those that are being started."""
+        states = (_State.STARTING, _State.READY)
+        kept = (model for model in self._models.values() if model.state in states)
+        return self._share((*(model for model in kept if model not in victims), *models))
 
     def _is_free_for(self, model: _Model) -> bool:
         """Whether it fits next to everything that has memory now, or will soon."""
         held = [other for other in self._models.values() if other.state is not _State.UNLOADED]
-        return self._is_within((*held, model))
+        return self._share((*held, model))
 
-    def _kept(self, victims: set[_Model]) -> list[_Model]:
-        """The models that stay, with those that are being started."""
-        states = (_State.STARTING, _State.READY)
-        return [
-            model
-            for model in self._models.values()
-            if model.state in states and model not in victims
-        ]
-
-    def _is_within(self, models: Sequence[_Model]) -> bool:
-        """Whether the models together are within the budget of every memory."""
-        return all(
-            sum(model.entry.sizes[memory] for model in models) <= limit
-            for memory, limit in enumerate(self._budget)
-        )
+    def _share(self, models: Iterable[_Model]) -> bool:
+        return self._may_share(frozenset(model.entry.name for model in models))
 
     def _serve(self, waiting: _Waiting) -> None:
         model = waiting.model

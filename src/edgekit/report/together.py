@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
+from edgekit.app.together import numbered
 from edgekit.bill.types import Status
 from edgekit.engines import engine_named
 from edgekit.engines.commands import shell_text
@@ -196,7 +197,9 @@ def configuration(answer: Together, program: str) -> str:
         steps = ready[: ready.index(command)]
         first = [f"run this once: {one.text}" for one in steps if one.program == command.program]
         command = replace(command, notes=(*first, *command.notes))
-        servers[_model_id(member, servers)] = member, command
+        path = PurePath(member.reference)
+        name = path.stem if is_here(member.reference) else member.reference
+        servers[numbered(name, servers)] = member, command
     if not servers:
         raise UsageError("no model can be loaded here, so there is nothing to configure")
     left_out = [
@@ -232,17 +235,6 @@ def _fewer_words(answer: Together, most: int) -> Iterator[str]:
     if len(answer.fitting) > most:
         names = _listed(map(_shown_name, answer.fitting))
         yield f"; without the other sections --models-max {len(answer.fitting)} keeps all of {names}"
-
-
-def _model_id(member: Member, taken: Mapping[str, object]) -> str:
-    """The model's name for clients: a file's name without its ending, else the reference."""
-    path = PurePath(member.reference)
-    name = path.stem if is_here(member.reference) else member.reference
-    number, first = 1, name
-    while name in taken:
-        number += 1
-        name = f"{first}-{number}"
-    return name
 
 
 def _llama_swap(answer: Together, servers: Servers, notes: Iterable[str]) -> str:

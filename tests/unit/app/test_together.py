@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from edgekit.app.check import Check, check_named
 from edgekit.app.open import open_named
 from edgekit.app.together import MOST_MODELS, Together, judge_together
-from edgekit.bill.types import Component, Status
+from edgekit.bill.types import Component, Status, Verdict
 from edgekit.errors import NotFoundError, UsageError
 from edgekit.machine.types import HOST
 from edgekit.request import Request, Session
@@ -56,9 +57,7 @@ def test_every_process_has_its_own_cuda_context() -> None:
 def test_reserve_counts_once() -> None:
     """What two models may use is what one may use."""
     answer = judge((SMALL, "llama-3.1-8b"))
-    (alone,) = check_named(open_named(SMALL, OFFLINE), Request(**PC), OFFLINE)
-    assert isinstance(alone, Check)
-    usable = [use.budget.available_bytes for use in alone.result.uses]
+    usable = [use.budget.available_bytes for use in alone(SMALL, **PC).uses]
     assert [use.budget.available_bytes for use in answer.uses] == usable
 
 
@@ -142,19 +141,97 @@ def test_total_fits_every_memory(machine: dict[str, Any]) -> None:
         assert total == use.required_bytes + use.covered_bytes
 
 
-def test_prompt_caches_share_the_ram_that_is_left() -> None:
-    """llama-server's prompt cache grows to 8 GiB: two of them must not outgrow 12 GiB."""
-    answer = judge((SMALL, "llama-3.1-8b"), devices=("RTX 4090",), ram="12G")
+@pytest.mark.parametrize(
+    ("names", "machine"),
+    [
+        ((SMALL, "llama-3.1-8b"), {"devices": ("RTX 4090",), "ram": "12G"}),
+        ((SMALL, "llama-3.1-8b"), {"devices": ("m4-max-36",)}),
+        (("qwen3-30b-a3b", "gemma-3-4b"), {"devices": ("m4-max-36",)}),
+        ((SMALL, "llama-3.1-8b"), {"devices": ("RTX 3060", "RTX 4090"), "ram": "16G"}),
+        ((SMALL, MIDDLE, "gemma-3-4b"), {"devices": ("Radeon 780M 32GB",)}),
+    ],
+    ids=["card", "Mac", "Mac, nearly full", "unequal cards", "APU"],
+)
+def test_prompt_caches_share_the_ram_that_is_left(
+    names: tuple[str, ...], machine: dict[str, Any]
+) -> None:
+    """llama-server's prompt cache grows to 8 GiB: several of them must not outgrow the RAM."""
+    answer = judge(names, **machine)
     assert answer.all_fit
     (ram,) = (use for use in answer.uses if HOST in use.budget.pools)
-    left = ram.budget.available_bytes - ram.required_bytes
+    left = ram.budget.unreserved_bytes - ram.required_bytes
     grown = 0
     for member in answer.members:
         words = shlex.split(member.check.ready[0].text)
         assert "-cram" in words
         grown += int(words[words.index("-cram") + 1]) * MIB
-    assert 0 < grown <= left
-    assert left < 2 * 8 * GIB
+    assert left / 2 < grown <= left
+    assert left < len(names) * 8 * GIB
+    assert answer.memory.holds([member.check.result for member in answer.members])
+
+
+def test_mlx_caches_share_what_the_gpu_may_use() -> None:
+    request = Request(engines=("mlx",), devices=("m4-max-36",))
+    answer = judge_together((SMALL, "llama-3.1-8b"), request, OFFLINE)
+    assert answer.all_fit
+    (memory,) = answer.uses
+    assert memory.budget.is_limited
+    grown = 0
+    for member in answer.members:
+        words = shlex.split(member.check.ready[0].text)
+        cache = int(words[words.index("--prompt-cache-bytes") + 1])
+        grown += cache - member.check.result.estimate.kv_cache_bytes
+    left = memory.budget.available_bytes - memory.required_bytes
+    assert left - 1 <= grown <= left
+
+
+def alone(name: str, **request: Any) -> Verdict:
+    (answer,) = check_named(open_named(name, OFFLINE), Request(**request), OFFLINE)
+    assert isinstance(answer, Check)
+    return answer.result
+
+
+def test_caches_that_grow_count_in_every_set_of_models() -> None:
+    """The two small models fit with their caches. One of them next to the large one would fit only without."""
+    names = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-14b")
+    answer = judge(names, (8192,), ram="12.2G")
+    assert [member.fits_with_others for member in answer.members] == [True, True, False]
+    first, second = (member.check.result for member in answer.fitting)
+    saves = {"ram": "12.2G", "context": 8192, "flags": {"llama.cpp": {"cache_ram": 0}}}
+    small, large = alone(names[0], **saves), alone(names[2], **saves)
+    assert answer.memory.holds([first, second])
+    assert answer.memory.holds([small, large])
+    assert not answer.memory.holds([first, large])
+    assert answer.most_at_once == 1
+
+
+@pytest.mark.parametrize("missing_mib", [16, 48])
+def test_what_fits_only_with_the_reserve_of_the_first_requests_may_be_loaded(
+    missing_mib: int,
+) -> None:
+    """As `check` does, the models take from the reserve what only their first requests need."""
+    names = (SMALL, "llama-3.1-8b")
+    (card, _) = judge(names, (8192,)).uses
+    request = Request(engines=("llama.cpp",), **PC)
+    machine = request.find_machine()
+    free = card.required_bytes + card.budget.reserve_bytes - missing_mib * MIB
+    cards = (replace(machine.devices[0], free_bytes=free),)
+    request = replace(request, machine=replace(machine, devices=cards))
+    answer = judge_together(names, request, OFFLINE, contexts=(8192,))
+    assert answer.all_fit
+    assert answer.uses[0].covered_bytes == missing_mib * MIB
+    assert answer.memory.holds([member.check.result for member in answer.members])
+    assert answer.most_at_once == 2
+
+
+def test_max_use_limits_every_set_of_models() -> None:
+    """Either model takes less than half of the card, both take more."""
+    names, sizes = (SMALL, "llama-3.1-8b"), {"context": 8192}
+    request = Request(engines=("llama.cpp",), max_use=0.5, min_speed=50.0, **PC)
+    answer = judge_together(names, request, OFFLINE, contexts=(8192,))
+    results = [alone(name, **PC, **sizes) for name in names]
+    assert [answer.memory.holds([result]) for result in results] == [True, True]
+    assert not answer.memory.holds(results)
 
 
 def test_any_two_of_three_models_fit() -> None:

@@ -18,7 +18,6 @@ from edgekit.engines.llamacpp.run.request_rules import request_rules
 from edgekit.engines.request_rules import RequestLimits
 from edgekit.gateway.swap import Begun, LoadedModel, ModelEntry, SwappingModels
 from edgekit.gateway.types import Upstream
-from edgekit.units import MIB
 
 pytest.importorskip("xllamacpp")
 
@@ -49,7 +48,7 @@ class Started:
         self.names: list[str] = []
         self.pids: list[int] = []
 
-    def entry(self, name: str, path: Path, size_bytes: int) -> ModelEntry:
+    def entry(self, name: str, path: Path) -> ModelEntry:
         def start_model(begun: Begun) -> LoadedModel:
             assert not [pid for pid in self.pids if psutil.pid_exists(pid)]
             load = Load(context_tokens=WINDOW, sequences=1)
@@ -60,7 +59,7 @@ class Started:
             return LoadedModel(upstream=upstream, handle=Handle(process))
 
         limits = RequestLimits(rules=RULES, window_tokens=WINDOW)
-        return ModelEntry(name=name, sizes=(size_bytes,), start=start_model, limits=limits)
+        return ModelEntry(name=name, start=start_model, limits=limits)
 
 
 @pytest.fixture
@@ -73,8 +72,8 @@ def client(started: Started, tmp_path: Path) -> Iterator[OpenAI]:
     model = small_model(tmp_path / "small.gguf")
     missing = tmp_path / "missing.gguf"
     paths = {"one": model, "two": model, "broken": missing}
-    entries = [started.entry(name, path, 60 * MIB) for name, path in paths.items()]
-    models = SwappingModels(entries, (100 * MIB,))
+    entries = [started.entry(name, path) for name, path in paths.items()]
+    models = SwappingModels(entries, lambda names: len(names) == 1)
     with gateway(models) as address, OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client:  # fmt: skip
         yield client
     models.close()

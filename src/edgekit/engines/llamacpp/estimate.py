@@ -424,6 +424,19 @@ def growth_limits(verdict: Verdict) -> dict[str, int]:
     return limits
 
 
+def later_bytes(verdict: Verdict) -> int:
+    """How much RAM use may grow after the start, with these limits."""
+    limits, setup = growth_limits(verdict), LlamaCppSetup.of(verdict.way.setup)
+    total = 0
+    for line in _growth(verdict)[0]:
+        if line.component is Component.CHECKPOINTS:
+            count = limits.get("ctx_checkpoints", setup.ctx_checkpoints)
+            total += line.size_bytes * count // setup.ctx_checkpoints
+        else:
+            total += limits.get("cache_ram", setup.cache_ram_mib) * MIB
+    return total
+
+
 def later_rows(verdict: Verdict) -> Iterator[str]:
     """A row of the report if RAM use may grow later: by how much, what remains, and flags that limit the growth if it
     does not fit.
