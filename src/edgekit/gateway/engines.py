@@ -63,9 +63,12 @@ class EngineHandle:
     def pid(self) -> int:
         return self._server.pid
 
-    def problem(self) -> str:
-        ended = self._server.poll()
-        return "" if ended is None else why_ended(ended, self._guard)
+    def on_end(self, tell: Callable[[str], None]) -> None:
+        def wait() -> None:
+            ended = self._server.wait()
+            tell("" if ended is None else why_ended(ended, self._guard))
+
+        threading.Thread(target=wait, name="edgekit engine", daemon=True).start()
 
     def stop(self) -> None:
         with self._lock:

@@ -40,8 +40,8 @@ class EngineHandle(Protocol):
     @property
     def pid(self) -> int: ...
 
-    def problem(self) -> str:
-        """Why it has ended; "" while it runs."""
+    def on_end(self, tell: Callable[[str], None], /) -> None:
+        """Calls the function with the reason when it has ended, from any thread."""
 
     def stop(self) -> None:
         """Returns when the process is gone, and its memory free. Idempotent."""
@@ -241,7 +241,6 @@ class SwappingModels:
 
     def _advance(self) -> None:
         """Serves, starts and stops what can be now. Called after everything that happens."""
-        self._notice_deaths()
         victims: set[_Model] = set()
         planned: list[
             _Model
@@ -341,6 +340,7 @@ class SwappingModels:
         else:
             model.state, model.loaded = _State.READY, loaded
             model.users, model.ready_s, model.problem = 0, self._clock(), ""
+            loaded.handle.on_end(self._teller(model, loaded))
             for waiting in self._waiting_for(model):
                 self._serve(waiting)
         self._advance()
@@ -369,38 +369,42 @@ class SwappingModels:
         raise EngineError("the server is stopping")
 
     async def _stop(self, model: _Model) -> None:
+        """Stops the engine. Its memory counts until it has ended."""
         loaded = model.loaded
-        while loaded is not None and not loaded.handle.problem():
+        while loaded is not None and model.loaded is loaded:
             try:
                 await self._in_thread(loaded.handle.stop)
             except Exception:  # noqa: BLE001 - a process that still has its memory must not be forgotten
                 _log.exception("%s could not be stopped", model.entry.name)
                 await asyncio.sleep(_STOP_PAUSE_S)
-        self._forget(model)
-        model.failures = 0
-        self._advance()
-
-    def _forget(self, model: _Model) -> None:
-        """The process of the model is gone."""
-        if model.loaded is not None:
-            with self._lock:
-                self._handles.discard(model.loaded.handle)
-        model.state, model.loaded, model.users = _State.UNLOADED, None, 0
-
-    def _notice_deaths(self) -> None:
-        for model in self._models.values():
-            loaded = model.loaded
-            if model.state is not _State.READY or loaded is None:
-                continue
-            problem = one_line(loaded.handle.problem(), _REASON_CHARS)
-            if not problem:
-                continue
-            _log.warning("%s: %s", model.entry.name, problem)
-            if self._clock() - model.ready_s >= STEADY_S:
-                model.failures = 0
             else:
-                self._failed(model, problem)
-            self._forget(model)
+                return
+
+    def _teller(self, model: _Model, loaded: LoadedModel) -> Callable[[str], None]:
+        """Tells the event loop how the engine has ended, from any thread."""
+        loop = asyncio.get_running_loop()
+
+        def tell(problem: str) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._ended, model, loaded, problem)
+
+        return tell
+
+    def _ended(self, model: _Model, loaded: LoadedModel, problem: str) -> None:
+        """The engine has ended, by itself or because it was stopped."""
+        if model.loaded is not loaded:
+            return
+        is_steady = self._clock() - model.ready_s >= STEADY_S
+        if model.state is _State.READY:
+            _log.warning("%s: %s", model.entry.name, one_line(problem, _REASON_CHARS))
+        if model.state is _State.STOPPING or is_steady:
+            model.failures = 0
+        else:
+            self._failed(model, problem)
+        with self._lock:
+            self._handles.discard(loaded.handle)
+        model.state, model.loaded, model.users = _State.UNLOADED, None, 0
+        self._advance()
 
     def _failed(self, model: _Model, problem: str) -> None:
         model.problem = one_line(problem, _REASON_CHARS)

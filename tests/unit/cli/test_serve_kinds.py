@@ -236,7 +236,7 @@ def test_several_models_tell_why_an_engine_has_died(tmp_path: Path) -> None:
         for child in children:
             child.kill()
         wait_until(lambda: not any(child.is_running() for child in children))
-        ask(served.address, "/v1/completions", body)
+        wait_until(lambda: ask(served.address, "/v1/completions", body)[0] == 200)
         served.process.terminate()
         _, shown = served.process.communicate(timeout=PATIENCE_S)
     assert "a.gguf: llama.cpp died of SIGKILL: " in shown

@@ -45,9 +45,17 @@ class Engine:
     runs: bool = True
     is_ready: bool = False
     is_asked_to_end: bool = False
+    tell: Callable[[str], None] | None = None
 
-    def problem(self) -> str:
-        return "" if self.runs else "died of SIGKILL: out\x1b[2J\nof memory"
+    def on_end(self, tell: Callable[[str], None]) -> None:
+        self.tell = tell
+        if not self.runs:
+            self.end()
+
+    def end(self) -> None:
+        self.runs = False
+        if self.tell is not None:
+            self.tell("died of SIGKILL: out\x1b[2J\nof memory")
 
     def stop(self) -> None:
         self.is_asked_to_end = True
@@ -135,7 +143,7 @@ class World:
         failed = self.engines[number:] if error is not None else []
         asked = {engine for engine in self.engines if engine.is_asked_to_end} - before
         for engine in (*failed, *(asked if result is None else ())):
-            engine.runs = False
+            engine.end()
             self.log.append(f"gone {engine.name}")
         if error is not None:
             raise error
@@ -383,7 +391,7 @@ async def test_engine_that_died_is_started_again_at_the_next_request(world: Worl
     first = world.request("a")
     await world.finish_jobs()
     world.now_s += STEADY_S
-    world.engines[0].runs = False
+    world.engines[0].end()
     second = world.request("a")
     await world.finish_jobs()
     assert second.begun
@@ -397,12 +405,26 @@ async def test_engine_that_died_is_started_again_at_the_next_request(world: Worl
     assert world.log == ["start a", "start a", "gone a", "start b"]
 
 
+@scenario(a=6, b=6)
+async def test_engine_that_dies_makes_space_without_another_request(world: World) -> None:
+    """Its requests are still open: they get an error from their connections."""
+    running = world.request("a")
+    await world.finish_jobs()
+    waiting = world.request("b")
+    await world.settle()
+    world.engines[0].end()
+    await world.finish_jobs()
+    assert waiting.begun
+    assert not running.is_over
+
+
 @scenario(a=6)
 async def test_engine_that_dies_soon_after_its_start_is_paused(world: World) -> None:
     request = world.request("a")
     await world.finish_jobs()
     await world.end(request)
-    world.engines[0].runs = False
+    world.engines[0].end()
+    await world.settle()
     request = world.request("a")
     await world.settle()
     assert str(request.refusal) == "a: died of SIGKILL: out [2J of memory"
@@ -529,7 +551,7 @@ def test_budget_is_kept_and_every_request_is_answered(
                 case "die":
                     for engine in world.engines:
                         if engine.name == name and engine.is_ready:
-                            engine.runs = False
+                            engine.end()
                 case "break":
                     world.broken.add(name)
                 case "mend":
@@ -584,7 +606,7 @@ def test_gateway_swaps_models_in_threads() -> None:
 
     class Process(Engine):
         def stop(self) -> None:
-            self.runs = False
+            self.end()
 
     def start(name: str, _begun: Begun) -> LoadedModel:
         assert not [engine for engine in engines if engine.runs]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,9 +34,12 @@ class Handle:
     def pid(self) -> int:
         return self.process.pid
 
-    def problem(self) -> str:
-        ended = self.process.poll()
-        return "" if ended is None else ended.why
+    def on_end(self, tell: Callable[[str], None]) -> None:
+        def wait() -> None:
+            ended = self.process.wait()
+            tell("" if ended is None else ended.why)
+
+        threading.Thread(target=wait, daemon=True).start()
 
     def stop(self) -> None:
         self.process.stop()
