@@ -131,12 +131,13 @@ def _plan(arguments: argparse.Namespace, session: Session) -> tuple[Together, li
 
 def _entry(name: str, planned: _Planned, judged: Judged, weights: LocalWeights) -> ModelEntry:
     """The model as the gateway loads it."""
-    from edgekit.gateway.engines import starter
+    from edgekit.gateway.engines import checker, starter
     from edgekit.gateway.swap import ModelEntry
 
     return ModelEntry(
         name=name,
         start=starter(judged, weights, name),
+        check=checker(weights),
         limits=planned.chosen.program.request_limits(judged.check.result, weights),
         created_s=int(time.time()),
         preload=planned.member.fits_with_others,

@@ -17,8 +17,11 @@ from edgekit.engines.program import (
     Server,
     why_ended,
 )
+from edgekit.errors import NotFoundError
+from edgekit.formats import open_header
 from edgekit.gateway.swap import Begun, LoadedModel
 from edgekit.gateway.types import Upstream
+from edgekit.sources.types import Reach
 
 _LOOPBACK = "127.0.0.1"
 
@@ -50,6 +53,20 @@ def starter(judged: Judged, weights: LocalWeights, name: str) -> Callable[[Begun
             )
 
     return start
+
+
+def checker(weights: LocalWeights) -> Callable[[], None]:
+    """A function that raises EdgekitError if the files of a model can no longer be read."""
+
+    def check() -> None:
+        if weights.name:  # of a model that the program itself has
+            return
+        open_header(weights.model, reach=Reach(network=False))
+        for path in (weights.drafter, weights.projector, *weights.adapters):
+            if path is not None and not path.is_file():
+                raise NotFoundError(f"{path} does not exist any more")
+
+    return check
 
 
 class EngineHandle:

@@ -1,9 +1,9 @@
 """Several models behind the gateway in one memory: loaded at their first request, stopped when another needs the space.
 
-Requests are served in order. A request whose model is not loaded, and does not fit next to the loaded ones, chooses
-which of them to stop: idle ones first, then those whose last request began the longest ago. These finish what they do,
-but later requests for them wait in line. So a waiting model is not overtaken for ever by requests for loaded ones. Once
-a model is loaded, all requests that have waited for it run.
+Requests are served in order. If the model of a request is not loaded and does not fit next to the loaded ones, some of
+these are stopped: idle ones first, then those whose last request began the longest ago. They get ten minutes to finish
+what they do, but later requests for them wait in line. So a waiting model is not overtaken for ever by requests for
+loaded ones. Once a model is loaded, all requests that have waited for it run.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from edgekit.gateway.types import ServedModel, Upstream
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a model that failed is started again
 STEADY_S = 60.0  # an engine that ran for this long and then died is started again at once
+# Requests of a model that is to be stopped may take this long: 5,000 tokens at reading speed. An engine that hangs
+# would never end them.
+FINISH_S = 600.0
 _STOP_PAUSE_S = 1.0
 _REASON_CHARS = 400
 
@@ -72,6 +75,8 @@ class ModelEntry:
     name: str
     # Blocks until it can answer. Calls its argument, which may raise, as soon as the process has begun.
     start: Callable[[Begun], LoadedModel] = field(repr=False)
+    # Blocks. Raises EdgekitError if the model cannot be started: no other model is stopped for it.
+    check: Callable[[], None] = field(repr=False)
     limits: RequestLimits
     created_s: int = 0
     preload: bool = False  # load it at once, not with its first request
@@ -97,6 +102,9 @@ class _Model:
     failures: int = 0  # one after another
     problem: str = ""  # of the last start, or how the engine died
     retry_s: float = 0.0  # not started before
+    is_checking: bool = False
+    is_checked: bool = False  # other models may be stopped for it
+    limit: asyncio.TimerHandle | None = None  # for its requests to end, when others need its memory
 
 
 @dataclass(slots=True, eq=False)
@@ -258,16 +266,26 @@ class SwappingModels:
                 is_first = not planned
                 if is_first:
                     victims = self._victims_for(model)
+                    if victims and not model.is_checked:
+                        victims = set()
+                        self._begin_check(model)
                 fits = self._fits(victims, *planned, model)
                 if fits and model.state is _State.UNLOADED and self._is_free_for(model):
-                    model.state = _State.STARTING
+                    model.state, model.is_checked = _State.STARTING, False
                     self._spawn(self._start(model))
                 elif fits or is_first:  # others must not take what becomes free for the first
                     planned.append(model)
-        for victim in victims:
-            if not victim.users:
-                victim.state = _State.STOPPING
-                self._spawn(self._stop(victim))
+        for model in self._models.values():
+            if model in victims and model.users:
+                model.limit = model.limit or asyncio.get_running_loop().call_later(
+                    FINISH_S, self._stop_busy, model
+                )
+                continue
+            if model.limit is not None:
+                model.limit.cancel()
+                model.limit = None
+            if model in victims:
+                self._begin_stop(model)
 
     def _victims_for(self, model: _Model) -> set[_Model]:
         """The loaded models to stop, so that the model fits; none while it depends on models that are being started."""
@@ -318,9 +336,6 @@ class SwappingModels:
             reason = f"{model.entry.name}: {model.problem}"
             waiting.turn.set_exception(unavailable(reason, retry_after_s=wait_s))
 
-    def _waiting_for(self, model: _Model) -> list[_Waiting]:
-        return [waiting for waiting in self._line if waiting.model is model]
-
     @staticmethod
     def _release(model: _Model, loaded: LoadedModel) -> None:
         if model.loaded is loaded:  # otherwise it has died meanwhile
@@ -328,20 +343,32 @@ class SwappingModels:
 
     # --- processes
 
+    def _begin_check(self, model: _Model) -> None:
+        if not model.is_checking:
+            model.is_checking = True
+            self._spawn(self._check(model))
+
+    async def _check(self, model: _Model) -> None:
+        try:
+            await self._in_thread(model.entry.check)
+        except Exception as error:  # noqa: BLE001 - the requests that wait for it get the reason
+            self._did_not_start(model, error)
+        else:
+            model.is_checked = True
+        model.is_checking = False
+        self._advance()
+
     async def _start(self, model: _Model) -> None:
         try:
             loaded = await self._in_thread(lambda: self._started(model.entry))
-        except Exception as error:  # noqa: BLE001 - the requests that waited for it get the reason
+        except Exception as error:  # noqa: BLE001 - the requests that wait for it get the reason
             model.state = _State.UNLOADED
-            self._failed(model, str(error) or type(error).__name__)
-            _log.warning("%s did not start: %s", model.entry.name, model.problem)
-            for waiting in self._waiting_for(model):
-                self._refuse(waiting)
+            self._did_not_start(model, error)
         else:
             model.state, model.loaded = _State.READY, loaded
             model.users, model.ready_s, model.problem = 0, self._clock(), ""
             loaded.handle.on_end(self._teller(model, loaded))
-            for waiting in self._waiting_for(model):
+            for waiting in [waiting for waiting in self._line if waiting.model is model]:
                 self._serve(waiting)
         self._advance()
 
@@ -367,6 +394,16 @@ class SwappingModels:
                 return loaded
         loaded.handle.stop()
         raise EngineError("the server is stopping")
+
+    def _stop_busy(self, model: _Model) -> None:
+        if model.state is _State.READY:
+            text = "%s is stopped for another model: its requests did not end within %g s"
+            _log.warning(text, model.entry.name, FINISH_S)
+            self._begin_stop(model)
+
+    def _begin_stop(self, model: _Model) -> None:
+        model.state = _State.STOPPING
+        self._spawn(self._stop(model))
 
     async def _stop(self, model: _Model) -> None:
         """Stops the engine. Its memory counts until it has ended."""
@@ -405,6 +442,11 @@ class SwappingModels:
             self._handles.discard(loaded.handle)
         model.state, model.loaded, model.users = _State.UNLOADED, None, 0
         self._advance()
+
+    def _did_not_start(self, model: _Model, error: Exception) -> None:
+        """`_advance` then refuses the requests that wait for it."""
+        self._failed(model, str(error) or type(error).__name__)
+        _log.warning("%s did not start: %s", model.entry.name, model.problem)
 
     def _failed(self, model: _Model, problem: str) -> None:
         model.problem = one_line(problem, _REASON_CHARS)

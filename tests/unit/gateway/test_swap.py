@@ -21,6 +21,7 @@ from tests.patience import PATIENCE_S
 
 from edgekit.engines.request_rules import RequestLimits
 from edgekit.errors import EngineError, UsageError
+from edgekit.gateway import swap
 from edgekit.gateway.errors import GatewayError
 from edgekit.gateway.swap import (
     LONGEST_PAUSE_S,
@@ -87,6 +88,7 @@ class World:
         self.budget, self.sizes, self.now_s = budget, sizes, 1000.0
         self.engines: list[Engine] = []
         self.broken: set[str] = set()  # models that do not start
+        self.gone: set[str] = set()  # models without their files
         self.jobs: list[asyncio.Future[None]] = []
         self.log: list[str] = []
         self.most_bytes = [0 for _ in budget]
@@ -94,6 +96,7 @@ class World:
             ModelEntry(
                 name=name,
                 start=self._starter(name),
+                check=partial(self._check, name),
                 limits=LIMITS,
                 preload=name in preload,
             )
@@ -112,6 +115,10 @@ class World:
     @property
     def loaded(self) -> list[str]:
         return [engine.name for engine in self.engines if engine.runs]
+
+    def _check(self, name: str) -> None:
+        if name in self.gone:
+            raise EngineError(f"{name} is gone")
 
     def _starter(self, name: str) -> Callable[[Begun], LoadedModel]:
         def start(_begun: Begun) -> LoadedModel:
@@ -137,11 +144,15 @@ class World:
             result = work()
         except EngineError as caught:
             error = caught
+        asked = {engine for engine in self.engines if engine.is_asked_to_end} - before
+        if number == len(self.engines) and not asked:  # a check
+            if error is not None:
+                raise error
+            return result  # type: ignore[return-value] # None
         job = asyncio.get_running_loop().create_future()
         self.jobs.append(job)
         await job
         failed = self.engines[number:] if error is not None else []
-        asked = {engine for engine in self.engines if engine.is_asked_to_end} - before
         for engine in (*failed, *(asked if result is None else ())):
             engine.end()
             self.log.append(f"gone {engine.name}")
@@ -363,6 +374,59 @@ async def test_start_that_fails_answers_those_who_waited_and_nobody_else(world: 
     assert other.begun
 
 
+@scenario(a=6, b=6)
+async def test_no_model_is_stopped_for_one_whose_files_are_gone(world: World) -> None:
+    idle = world.request("a")
+    await world.finish_jobs()
+    await world.end(idle)
+    world.gone.add("b")
+    for pause_s in (1, 2, 4):  # also not when it is tried again
+        failed = world.request("b")
+        await world.finish_jobs()
+        assert str(failed.refusal) == "b: b is gone"
+        world.now_s += pause_s
+    assert world.loaded == ["a"]
+    world.gone.clear()
+    request = world.request("b")
+    await world.finish_jobs()
+    assert request.begun
+    assert world.log == ["start a", "gone a", "start b"]
+
+
+def test_model_whose_requests_do_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swap, "FINISH_S", 0.01)
+
+    async def run() -> None:
+        world = World((10,), {"a": (6,), "b": (6,)})
+        hangs = world.request("a")
+        await world.finish_jobs()
+        waiting = world.request("b")
+        async with asyncio.timeout(PATIENCE_S):
+            while not waiting.begun:
+                await world.finish_jobs()
+        assert not hangs.is_over  # its connection is gone
+        assert world.log == ["start a", "gone a", "start b"]
+        await world.end(hangs, waiting)
+
+    asyncio.run(run())
+
+
+@scenario(a=6, b=6)
+async def test_time_to_finish_begins_anew_when_nobody_waits_any_more(world: World) -> None:
+    running = world.request("a")
+    await world.finish_jobs()
+    waiting = world.request("b")
+    await world.settle()
+    (model,) = (model for model in world.models._models.values() if model.users)
+    assert model.limit is not None
+    assert waiting.task is not None
+    waiting.task.cancel()
+    await world.settle()
+    assert model.limit is None
+    await world.end(running)
+    assert world.loaded == ["a"]
+
+
 @scenario(a=6)
 async def test_model_that_failed_is_tried_again_after_a_growing_pause(world: World) -> None:
     world.broken.add("a")
@@ -510,7 +574,9 @@ class Step:
 STEPS = st.lists(
     st.builds(
         Step,
-        st.sampled_from(["request", "request", "end", "finish", "leave", "die", "break", "mend", "wait"]),
+        st.sampled_from(
+            ["request", "request", "end", "finish", "leave", "die", "break", "lose", "mend", "wait"]
+        ),
         st.integers(0, 99),
     ),
     max_size=60,
@@ -554,8 +620,11 @@ def test_budget_is_kept_and_every_request_is_answered(
                             engine.end()
                 case "break":
                     world.broken.add(name)
+                case "lose":
+                    world.gone.add(name)
                 case "mend":
                     world.broken.discard(name)
+                    world.gone.discard(name)
                 case "wait":
                     world.now_s += step.number
             await world.settle()
@@ -593,7 +662,10 @@ def _fail() -> None:
 
 @contextmanager
 def swapping(start: Callable[[str, Begun], LoadedModel]) -> Iterator[SwappingModels]:
-    entries = [ModelEntry(name=name, start=partial(start, name), limits=LIMITS) for name in "ab"]
+    entries = [
+        ModelEntry(name=name, start=partial(start, name), check=lambda: None, limits=LIMITS)
+        for name in "ab"
+    ]
     models = SwappingModels(entries, lambda names: len(names) == 1)
     try:
         yield models

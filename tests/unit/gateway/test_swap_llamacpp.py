@@ -16,7 +16,9 @@ from tests.runtime_engines import launch_of, small_model
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.run.engine import EngineProcess, start
 from edgekit.engines.llamacpp.run.request_rules import request_rules
+from edgekit.engines.program import LocalWeights
 from edgekit.engines.request_rules import RequestLimits
+from edgekit.gateway.engines import checker
 from edgekit.gateway.swap import Begun, LoadedModel, ModelEntry, SwappingModels
 from edgekit.gateway.types import Upstream
 
@@ -63,7 +65,9 @@ class Started:
             return LoadedModel(upstream=upstream, handle=Handle(process))
 
         limits = RequestLimits(rules=RULES, window_tokens=WINDOW)
-        return ModelEntry(name=name, start=start_model, limits=limits)
+        return ModelEntry(
+            name=name, start=start_model, check=checker(LocalWeights(model=path)), limits=limits
+        )
 
 
 @pytest.fixture
@@ -97,3 +101,6 @@ def test_model_that_cannot_start_leaves_the_others_alone(client: OpenAI, started
     assert caught.value.status_code == 503
     assert client.completions.create(model="two", prompt="hello", max_tokens=3).model == "two"
     assert started.names == ["two"]
+    with pytest.raises(InternalServerError, match=r"broken: .*missing.gguf"):
+        client.completions.create(model="broken", prompt="hello")
+    assert [psutil.pid_exists(pid) for pid in started.pids] == [True]  # it was not stopped
