@@ -52,14 +52,10 @@ def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
     address = _address(arguments)
     restarts = _restarts(arguments.restart)
     notices = StderrNotices(quiet=arguments.quiet or arguments.json)
-    if len(arguments.models) > 1:
-        if arguments.no_gateway or address.alias or arguments.restart:
-            raise UsageError(
-                "--no-gateway, --alias and --restart are for a single model: leave them out"
-            )
-        return serve_several(arguments, lambda: _settings(arguments, address), notices)
-    (model,) = arguments.models
     try:
+        if len(arguments.models) > 1:
+            return serve_several(arguments, lambda: _settings(arguments, address), notices)
+        (model,) = arguments.models
         confirm = download_limit(arguments, arguments.models)
         with open_session(
             arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show

@@ -36,7 +36,14 @@ def serve_several(
     settings_of: Callable[[], GatewaySettings],
     notices: StderrNotices,
 ) -> tuple[str, int]:
-    """Serve models until a signal ends it. What does not fit next to the others is swapped."""
+    """Serve models until a signal ends it. What does not fit next to the others is swapped.
+
+    Raises DoesNotFitError for a model that does not even fit alone.
+    """
+    if arguments.no_gateway or arguments.alias or arguments.restart or arguments.force:
+        raise UsageError(
+            "--no-gateway, --alias, --restart and --force are for a single model: leave them out"
+        )
     with needs_extra("serve", "serving several models"):
         from edgekit.gateway.server import GatewayServer
         from edgekit.gateway.swap import SwappingModels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -98,3 +99,25 @@ def test_models_with_the_same_file_name_are_numbered(planned: Plan, tmp_path: Pa
         small_model(tmp_path / folder / "a.gguf")
     names, _ = planned(*(str(tmp_path / folder / "a.gguf") for folder in "xyz"))
     assert names == ["a.gguf", "a.gguf-2", "a.gguf-3"]
+
+
+def test_model_that_does_not_fit_alone_is_refused_with_the_numbers(
+    paths: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("serve", *paths, "-c", "512", "--budget", "100M", "--reserve", "0", "--quiet")
+    assert main(argv) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Does not fit" in err
+    assert "MiB" in err
+    assert main((*argv, "--json")) == 3
+    out, _ = capsys.readouterr()
+    report = json.loads(out)
+    assert report["model"] == "big.gguf"
+    assert not report["can_load"]
+    assert report["required_bytes"] > report["available_bytes"] > 0
+
+
+def test_force_is_for_a_single_model(paths: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("serve", *paths, "--budget", "100M", "--reserve", "0", "--force")) == 2
+    assert "--force are for a single model" in capsys.readouterr().err
