@@ -8,7 +8,7 @@ from dataclasses import replace
 from edgekit.app.together import judge_together
 from edgekit.cli.check import plain_name
 from edgekit.cli.console import open_session, screen
-from edgekit.engines.flags import CONTEXT, read_flags
+from edgekit.engines.flags import COMMON, CONTEXT, read_flags
 from edgekit.errors import HardwareError, UsageError
 from edgekit.report.json import json_text
 from edgekit.report.together import FORMATS, configuration, together_json, together_text
@@ -35,7 +35,24 @@ def run_together(arguments: argparse.Namespace) -> tuple[str, int]:
     code = 0 if answer.all_fit else HardwareError.exit_code
     if arguments.json:
         return json_text(together_json(answer)), code
-    return together_text(answer, screen()), code
+    return together_text(answer, screen(), serve_flags=serve_flags(arguments)), code
+
+
+def serve_flags(arguments: argparse.Namespace) -> tuple[str, ...] | None:
+    """The same flags of `serve`; None if it has not all of them."""
+    given = vars(arguments) | getattr(arguments, "engine_flags", {}).get(COMMON, {})
+    if given["min_speed"] is not None or "," in (given["ctx_size"] or ""):
+        return None
+    names = {"ctx_size": "-c"} | {
+        name: f"--{name.replace('_', '-')}"
+        for name in ("users", "min_context", "max_use", "reserve", "engine", "quant")
+    }
+    return tuple(
+        word
+        for name, flag in names.items()
+        if given.get(name) is not None
+        for word in (flag, given[name])
+    )
 
 
 def contexts_of(text: str | None) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
@@ -48,7 +48,10 @@ LOOPBACK = "127.0.0.1"
 MOST_COLUMNS = 3  # for memories, in a table
 
 
-def together_text(answer: Together, screen: Screen = PLAIN) -> str:
+def together_text(
+    answer: Together, screen: Screen = PLAIN, *, serve_flags: Sequence[str] | None = None
+) -> str:
+    """`serve_flags`: those with which `serve` would do the same; None: it has not all of them."""
     names = budget_names(answer.uses)
     memories = [
         Memory(name=name, use=use, whole_bytes=use.budget.free_bytes)
@@ -58,7 +61,7 @@ def together_text(answer: Together, screen: Screen = PLAIN) -> str:
         ("", lambda inner: _table(answer, names, inner.width)),
         ("", lambda inner: bar_lines(memories, inner) if answer.fitting else ()),
         ("To fit", _advice(answer)),
-        ("Run", _next_steps(answer)),
+        ("Run", _next_steps(answer, serve_flags)),
     ]
     status = answer.status if answer.all_fit else Status.FAILED
     return render(_headline(answer), sections, screen, status=status)
@@ -84,7 +87,7 @@ def _headline(answer: Together) -> str:
         return f"{both} models fit {place} at the same time{barely}{length}: {sizes}"
     names = _listed(name for name in map(_shown_name, fitting))
     if len(fitting) == 1:
-        return f"No two of the {count} models fit {place} at the same time; {names} comes first{length}: {sizes}"
+        return f"No two of the {count} models fit {place} at the same time; only {names} is loaded{length}: {sizes}"
     return (
         f"{len(fitting)} of {count} models fit {place} at the same time{length}, {names}: {sizes}"
     )
@@ -144,16 +147,30 @@ def _advice(answer: Together) -> Iterator[str]:
         yield f"all fit with shorter contexts: -c {answer.shorter_tokens}"
 
 
-def _next_steps(answer: Together) -> Iterator[str]:
+def _next_steps(answer: Together, serve_flags: Sequence[str] | None) -> Iterator[str]:
     able = [member for member in answer.members if member.check.result.can_load]
     if len(able) < 2:
         return
-    words = shlex.join(["edgekit", "serve", *(member.reference for member in able)])
-    if answer.all_fit:
-        yield f"{words} keeps all of them loaded"
-    else:
-        yield f"{words} keeps those that fit loaded; others are loaded on request and replace them"
+    if serve_flags is not None and _can_serve(answer, able):
+        names = (member.reference for member in able)
+        words = shlex.join(["edgekit", "serve", *names, *serve_flags])
+        if answer.all_fit:
+            yield f"{words} keeps all of them loaded"
+        else:
+            yield f"{words} keeps those that fit loaded; others are loaded on request and replace them"
     yield "--for llama-swap and --for llama-server-router print this as a configuration file"
+
+
+def _can_serve(answer: Together, able: Sequence[Member]) -> bool:
+    """Whether `serve` can run them: on this machine, with one engine that shares its memory, and from files."""
+    (engine, *others) = {member.check.result.engine for member in able}
+    return (
+        not answer.machine.what_if
+        and not others
+        and "serve" in engine_named(engine).starts_for
+        and not engine_named(engine).chooses_repositories
+        and all(member.check.ready for member in able)
+    )
 
 
 def together_json(answer: Together) -> Json:
@@ -237,8 +254,13 @@ def _fewer_words(answer: Together, most: int) -> Iterator[str]:
         yield f"; without the other sections --models-max {len(answer.fitting)} keeps all of {names}"
 
 
+def _yaml(value: str | list[str]) -> str:
+    """JSON is YAML, but for its escapes of characters beyond the first 65,536."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _llama_swap(answer: Together, servers: Servers, notes: Iterable[str]) -> str:
-    """config.yaml of llama-swap (config-schema.json @ 0bdb372). JSON strings are YAML strings."""
+    """config.yaml of llama-swap (config-schema.json @ 0bdb372)."""
     lines = [
         "# save as config.yaml, then: llama-swap --config config.yaml --listen 127.0.0.1:8080",
         *(f"# {printable(note)}" for note in notes),
@@ -253,15 +275,15 @@ def _llama_swap(answer: Together, servers: Servers, notes: Iterable[str]) -> str
                 f"{name}: llama-swap would read ${{ in its path as a macro: rename the file"
             )
         text = subprocess.list2cmdline(words) if is_windows else shlex.join(words)
-        lines.append(f"  {json.dumps(name)}:")
+        lines.append(f"  {_yaml(name)}:")
         lines += [f"    # {printable(note)}" for note in command.notes]
-        lines.append(f"    cmd: {json.dumps(text + ' --port ${PORT}')}")
+        lines.append(f"    cmd: {_yaml(text + ' --port ${PORT}')}")
         lines.append(f'    proxy: "http://{LOOPBACK}:${{PORT}}"')
         if command.environment:
             pairs = [f"{key}={value}" for key, value in command.environment.items()]
-            lines.append(f"    env: {json.dumps(pairs)}")
+            lines.append(f"    env: {_yaml(pairs)}")
         if command.served_name:
-            lines.append(f"    useModelName: {json.dumps(command.served_name)}")
+            lines.append(f"    useModelName: {_yaml(command.served_name)}")
         lines.append(f"    ttl: {0 if member.fits_with_others else IDLE_S}")
     groups = {
         "together": [name for name, (member, _) in servers.items() if member.fits_with_others],
@@ -272,5 +294,5 @@ def _llama_swap(answer: Together, servers: Servers, notes: Iterable[str]) -> str
         if members:
             swap = "false" if group == "together" else "true"
             lines += [f"  {group}:", f"    swap: {swap}", "    exclusive: true", "    members:"]
-            lines += [f"      - {json.dumps(name)}" for name in members]
+            lines += [f"      - {_yaml(name)}" for name in members]
     return "\n".join(lines) + "\n"

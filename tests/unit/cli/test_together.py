@@ -27,12 +27,38 @@ def test_text_says_which_fit_and_the_totals(capsys: pytest.CaptureFixture[str]) 
     code, out, _ = together(capsys, "qwen3-8b", "llama-3.1-8b", *PC)
     assert code == 0
     assert out.startswith("Both models fit your RTX 4090 + 64 GiB RAM at the same time at 32K: ")
-    assert "edgekit serve qwen3-8b llama-3.1-8b keeps all of them loaded" in out
+    assert "edgekit serve" not in out  # not on another machine
     code, out, _ = together(capsys, *THREE, *PC)
     assert code == 3
     assert out.startswith("2 of 3 models fit your RTX 4090")
     assert "next to the others gemma-3-27b would be" in out
-    assert "loaded on request and replace them" in " ".join(out.split())
+
+
+def test_command_for_this_machine_has_the_flags_that_were_given(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        write_chatting(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+
+    def shown(*flags: str) -> str:
+        _, out, _ = together(capsys, "a.gguf", "b.gguf", *flags)
+        return " ".join(out.split())
+
+    command = f"edgekit serve {tmp_path / 'a.gguf'} {tmp_path / 'b.gguf'}"
+    flags = ("-c", "1k", "--users", "2", "--max-use", "90%", "--reserve", "100M")
+    assert f"{command} keeps all of them loaded" in shown()
+    assert f"{command} {' '.join(flags)} keeps all of them loaded" in shown(*flags)
+    for only_here in (("-c", "1k,512"), ("--min-speed", "0.1"), ("--ram", "64G")):
+        text = shown(*only_here)
+        assert "--for llama-swap" in text
+        assert "edgekit serve" not in text
+
+
+def test_model_that_is_left_alone_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = together(capsys, "gemma-3-27b", "qwen3-32b", *PC)
+    start = "No two of the 2 models fit your RTX 4090 + 64 GiB RAM at the same time; only"
+    assert f"{start} gemma-3-27b is loaded at" in " ".join(out.split())
 
 
 def test_json_has_every_model_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,6 +160,16 @@ def test_files_are_named_by_path_and_models_by_file_name(
     models = swap_file(capsys, "a b.gguf", "other/a b.gguf", "-c", "512", *PC)["models"]
     assert list(models) == ["a b", "a b-2"]
     assert shlex.split(models["a b"]["cmd"])[2] == str(tmp_path / "a b.gguf")
+
+
+def test_names_with_emoji_are_valid_yaml(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    paths = [write_chatting(tmp_path / f"{name}.gguf") for name in ("\N{LLAMA}", "b")]
+    config = swap_file(capsys, *map(str, paths), "-c", "512", *PC)
+    assert list(config["models"]) == ["\N{LLAMA}", "b"]
+    assert config["groups"]["together"]["members"] == ["\N{LLAMA}", "b"]
+    assert str(paths[0]) in config["models"]["\N{LLAMA}"]["cmd"]
 
 
 def test_path_that_a_configuration_cannot_hold(
