@@ -21,7 +21,13 @@ from edgekit.engines.chat import (
     TextGenerator,
     fit_prompt,
 )
-from edgekit.errors import ContextTooLargeError, EdgekitError, TextError, UsageError
+from edgekit.errors import (
+    ContextTooLargeError,
+    EdgekitError,
+    RequestRefusedError,
+    TextError,
+    UsageError,
+)
 from edgekit.report.run import tool_calls_text
 from edgekit.request import Request
 
@@ -146,6 +152,10 @@ def chat(
             continue
         except (TextError, UsageError) as error:
             warn(str(error))
+            continue
+        except RequestRefusedError as error:
+            images = ()  # perhaps one of them is the reason
+            warn(f"{error}; this message is not part of the chat")
             continue
         images = ()
         try:
