@@ -310,6 +310,9 @@ class Engine:
 
     run_flags: Mapping[str, Any] = MappingProxyType({})  # of files that are run as they are
     image_types: frozenset[str] = frozenset()  # of images in prompts: "image/png"; empty: text only
+    shares_memory: bool = (
+        True  # takes no more than the model needs, so others can be loaded next to it
+    )
     calls_tools: bool = False  # takes tools with a prompt, and answers with calls of them
     verified_flags: tuple[Flag, ...] = ()  # flags that `verify` takes
     programs: tuple[ProgramEntry, ...] = ()  # that EdgeKit starts, in order of preference
