@@ -31,6 +31,7 @@ from edgekit.engines.llamacpp.run.binding import (
 )
 from edgekit.engines.llamacpp.types import (
     NEWEST,
+    Backend,
     default_version,
     read_version,
     version_name,
@@ -47,17 +48,18 @@ class _Backend(NamedTuple):
     name: str
     devices: tuple[str, ...]  # how the names of its devices begin
     library: str  # libggml-NAME.so, if it is a library of its own
+    rules: Backend | None = None  # None: EdgeKit has no rules for it
 
 
 # The fastest first. Others are not for GPUs: BLAS, RPC ...
 _BACKENDS = (
-    _Backend("CUDA", ("CUDA",), "cuda"),
-    _Backend("ROCm", ("ROCm",), "hip"),
-    _Backend("Metal", ("MTL", "Metal"), "metal"),
+    _Backend("CUDA", ("CUDA",), "cuda", Backend.CUDA),
+    _Backend("ROCm", ("ROCm",), "hip", Backend.HIP),
+    _Backend("Metal", ("MTL", "Metal"), "metal", Backend.METAL),
     _Backend("MUSA", ("MUSA",), "musa"),
-    _Backend("SYCL", ("SYCL",), "sycl"),
+    _Backend("SYCL", ("SYCL",), "sycl", Backend.SYCL),
     _Backend("CANN", ("CANN",), "cann"),
-    _Backend("Vulkan", ("Vulkan",), "vulkan"),
+    _Backend("Vulkan", ("Vulkan",), "vulkan", Backend.VULKAN),
     _Backend("OpenVINO", ("OPENVINO",), "openvino"),
     _Backend("WebGPU", ("WebGPU",), "webgpu"),
     _Backend("OpenCL", ("GPUOpenCL",), "opencl"),
@@ -205,6 +207,20 @@ def read_devices(text: str) -> tuple[str, ...]:
 def _backend_of(device: str) -> _Backend | None:
     """The backend for GPUs that a device belongs to: CUDA for "CUDA0: NVIDIA GeForce RTX 4090"."""
     return next((backend for backend in _BACKENDS if device.startswith(backend.devices)), None)
+
+
+def cards_by_backend(installation: Installation) -> dict[Backend, dict[int, str]]:
+    """The names of the GPUs that a program lists, by their numbers; of each backend with rules, the fastest first."""
+    listed: dict[Backend, dict[int, str]] = {}
+    for backend in _BACKENDS:
+        names = {
+            int(re.sub(r"\D", "", name) or 0): description
+            for name, _, description in (device.partition(": ") for device in installation.devices)
+            if name.startswith(backend.devices)
+        }
+        if names and backend.rules is not None:
+            listed[backend.rules] = names
+    return listed
 
 
 def _rank(devices: Iterable[str]) -> int:

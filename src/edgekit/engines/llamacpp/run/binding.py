@@ -21,17 +21,21 @@ from edgekit.bill.types import Component, Load
 from edgekit.engines.discovery import FoundProgram, ask_program, find_programs
 from edgekit.engines.flags import fields_of, flag_words, given_values
 from edgekit.engines.llamacpp.flags import TABLE
-from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.process import ChildProcess, Message
 from edgekit.errors import EngineError, UsageError
 from edgekit.machine.surroundings import Surroundings
 
 SCRIPT = Path(__file__).parents[1] / "child.py"
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}  # waiting threads do not spin
+# Variables with the numbers of the GPUs that a backend may use; empty: none.
+VISIBLE = {
+    Backend.CUDA: "CUDA_VISIBLE_DEVICES",
+    Backend.HIP: "HIP_VISIBLE_DEVICES",
+    Backend.VULKAN: "GGML_VK_VISIBLE_DEVICES",
+}
 # llama.cpp uses a GPU even if no layer is offloaded: hide it for CPU-only runs.
-NO_DEVICES = dict.fromkeys(
-    ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"), ""
-)
+NO_DEVICES = dict.fromkeys(VISIBLE.values(), "")
 _ENVIRONMENT = {
     "GGML_NO_BACKTRACE": "1",  # otherwise an abort starts a debugger on itself
     "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MiB of the address space
