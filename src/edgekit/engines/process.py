@@ -37,7 +37,7 @@ from edgekit.units import GIB, KIB, format_bytes
 _LINE_BYTES = 65_536  # of the log: a longer line arrives in pieces
 Message = dict[str, Any]
 _TETHERED = Path(__file__).with_name("tethered.py")
-_ON_WINDOWS = os.name == "nt"
+ON_WINDOWS = os.name == "nt"
 # On Windows, what keeps Ctrl-C from a process, as its own session does elsewhere; 0 on other systems.
 _CREATION_FLAGS = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(
     subprocess, "CREATE_NO_WINDOW", 0
@@ -66,7 +66,7 @@ class ChildProcess:
             program = shutil.which(command[0])
             if program is None:
                 raise EngineError(f"{command[0]} is not a program that can be started")
-            if not _ON_WINDOWS:  # there, it outlives an EdgeKit that is killed
+            if not ON_WINDOWS:  # there, it outlives an EdgeKit that is killed
                 command = [sys.executable, "-P", str(_TETHERED), program, *command[1:]]
                 needs_input = True
 
@@ -134,7 +134,7 @@ class ChildProcess:
         """Asks the child to end; it may still take some time."""
         if self._ends_with_input:
             self._close_input()
-        if _ON_WINDOWS:  # it has no SIGTERM
+        if ON_WINDOWS:  # it has no SIGTERM
             self.kill()
             return
         with self._reaping:
@@ -150,7 +150,7 @@ class ChildProcess:
                 self._kill_group()
 
     def _kill_group(self) -> None:
-        if not _ON_WINDOWS:
+        if not ON_WINDOWS:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             return

@@ -223,7 +223,7 @@ def test_a_program_that_is_asked_to_end_gets_sigterm_only() -> None:
 def test_kill_ends_what_the_child_has_started(
     monkeypatch: pytest.MonkeyPatch, *, has_groups: bool
 ) -> None:
-    monkeypatch.setattr("edgekit.engines.process._ON_WINDOWS", not has_groups)
+    monkeypatch.setattr("edgekit.engines.process.ON_WINDOWS", not has_groups)
     with running(WITH_A_CHILD) as child:
         message = child.message(PATIENCE_S)
         assert message is not None
