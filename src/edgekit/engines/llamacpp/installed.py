@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgekit.engines import lm_studio, ollama
-from edgekit.engines.discovery import FoundProgram, ask_program, find_programs, in_parallel
+from edgekit.engines.discovery import FoundProgram, ask_program, in_parallel
 from edgekit.engines.llamacpp.run.binding import (
     FIT_TOOL_NAME,
     SERVER_NAME,
@@ -29,10 +29,11 @@ from edgekit.engines.llamacpp.run.binding import (
     start_child,
     xllamacpp_version,
 )
+from edgekit.engines.llamacpp.stored_version import find_servers, store_version
 from edgekit.engines.llamacpp.types import (
     NEWEST,
     Backend,
-    default_version,
+    named_version,
     read_version,
     version_name,
     wheel_version,
@@ -41,7 +42,6 @@ from edgekit.engines.program import Installation
 from edgekit.engines.protocol import ANSWER_S
 from edgekit.errors import EngineError, UsageError, one_line
 from edgekit.machine.surroundings import Surroundings
-from edgekit.machine.types import System
 
 
 class _Backend(NamedTuple):
@@ -81,39 +81,41 @@ _NAME_CHARS = 100
 _LAST_LINES = 4
 
 
+Question = Callable[[], Iterable[Installation]]  # to one program
+
+
 def installations(
     timeout_s: float = ANSWER_S, here: Surroundings | None = None
 ) -> tuple[Installation, ...]:
     """Those that find a GPU first, the fastest backend before the others; last those that EdgeKit cannot start."""
     here = here or Surroundings()
-    servers = find_programs(SERVER_NAME, here, _package_folders(here))
-    questions: list[Callable[[], Iterable[Installation]]] = [
-        partial(_wheel, timeout_s),
-        *(partial(_server, found, timeout_s) for found in servers),
-        *(partial(_fit_tool, found, timeout_s) for found in find_fit_tools(here, servers)),
-        partial(_ollama, here, timeout_s),
-        _lm_studio,
-    ]
-    found = [
-        installation
-        for answer in in_parallel(lambda question: tuple(question()), questions)
-        for installation in answer
-    ]
-    return tuple(sorted(found, key=lambda item: (bool(item.problem), _rank(item.devices))))
-
-
-def _package_folders(here: Surroundings) -> Iterator[tuple[str, Path]]:
-    """Where winget and Scoop put llama.cpp, with or without links in a folder of the PATH."""
-    if here.system is not System.WINDOWS:
-        return
-    if local := here.environment.get("LOCALAPPDATA"):
-        packages = Path(local) / "Microsoft" / "WinGet" / "Packages"
-        yield from (("winget", folder) for folder in packages.glob("ggml.llamacpp_*"))
-    home = here.environment.get("USERPROFILE", "")
-    if scoop := here.environment.get("SCOOP") or (home and str(Path(home) / "scoop")):
-        yield from (
-            ("Scoop", folder) for folder in (Path(scoop) / "apps").glob("llama.cpp*/current")
+    servers = find_servers(here)
+    found = _in_order(
+        (
+            *_wheel_and_servers(servers, timeout_s),
+            *(partial(_fit_tool, found, timeout_s) for found in find_fit_tools(here, servers)),
+            partial(_ollama, here, timeout_s),
+            _lm_studio,
         )
+    )
+    store_version(found, servers)
+    return found
+
+
+def wheel_and_servers(servers: Sequence[FoundProgram]) -> tuple[Installation, ...]:
+    """What `run` can start, the best first."""
+    return _in_order(_wheel_and_servers(servers, ANSWER_S))
+
+
+def _wheel_and_servers(servers: Sequence[FoundProgram], timeout_s: float) -> Iterator[Question]:
+    yield partial(_wheel, timeout_s)
+    yield from (partial(_server, found, timeout_s) for found in servers)
+
+
+def _in_order(questions: Iterable[Question]) -> tuple[Installation, ...]:
+    answers = in_parallel(lambda question: tuple(question()), questions)
+    found = (installation for answer in answers for installation in answer)
+    return tuple(sorted(found, key=lambda item: (bool(item.problem), _rank(item.devices))))
 
 
 def _server(found: FoundProgram, timeout_s: float) -> Iterator[Installation]:
@@ -312,7 +314,7 @@ def _ollama(here: Surroundings, timeout_s: float) -> Iterator[Installation]:
         path="",
         version=found.version,
         backends=_backends((), found.library_folders) if found.library_folders else (),
-        rules_version=version_name(*default_version()),
+        rules_version=_unknown_version(),
     )
     if found.program is not None:
         yield replace(
@@ -329,4 +331,9 @@ def _ollama(here: Surroundings, timeout_s: float) -> Iterator[Installation]:
 
 
 def _lm_studio() -> Iterator[Installation]:
-    return lm_studio.installations("llama.cpp", version_name(*default_version()))
+    return lm_studio.installations("llama.cpp", _unknown_version())
+
+
+def _unknown_version() -> str:
+    """The rules for a program that does not say which llama.cpp it has: those of the newest, unless one is named."""
+    return version_name(*(named_version() or (NEWEST, None)))

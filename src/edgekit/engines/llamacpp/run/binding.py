@@ -21,7 +21,7 @@ from edgekit.bill.types import Component, Load
 from edgekit.engines.discovery import FoundProgram, ask_program, find_programs
 from edgekit.engines.flags import fields_of, flag_words, given_values
 from edgekit.engines.llamacpp.flags import TABLE
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
+from edgekit.engines.llamacpp.types import SERVER, WHEEL, Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.process import ChildProcess, Message
 from edgekit.errors import EngineError, UsageError
 from edgekit.machine.surroundings import Surroundings
@@ -54,13 +54,12 @@ COMPARED = (
 # An adapter that does not exist. Failing to open it stops a server after its dry run. Otherwise the server would load
 # the model without having allocated memory for it, and crash before its log is written.
 STOP = "no-adapter.gguf"
-XLLAMACPP_NAME = "xllamacpp"
+XLLAMACPP_NAME, SERVER_NAME = WHEEL, SERVER
 INSTALL_XLLAMACPP = "pip install 'edgekit-models[llama]'"
 _AUTO = -1  # n_parallel: llama-server's default
 _VERBOSE = 5  # from this verbosity on, its dry run logs buffers
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"  # arg.cpp: --cpu-moe
 FIT_TOOL_NAME = "llama-fit-params"
-SERVER_NAME = "llama-server"
 _NOT_OF_FIT_TOOL = frozenset({"rpc", "device_memory", "unified"})
 _VERSION_TIMEOUT_S = 20.0
 
