@@ -137,7 +137,7 @@ def judge(
     request: Request, chosen: ChosenProgram, opened: OpenModel, job: Job | None, session: Session
 ) -> Judged:
     """The verdict for the memory that is free now. A model that does not fit is not an error here."""
-    session = replace(session, text_only=True)
+    session = replace(session, text_only=True, program=chosen.installation)
     engine = chosen.engine
     request = request.with_flags(
         engine.name, {**engine.run_flags, **request.flags.get(engine.name, {})}

@@ -296,9 +296,12 @@ class Engine:
         _setup: Setup,
         _own: MemoryEstimate | None,
         /,
+        *,
+        program: Installation | None = None,  # noqa: ARG002 - for engines that can be asked
     ) -> MemoryEstimate:
         """The bill by a dry run of the engine on this machine, with the parts that it does not report from `own`, which
         is the bill by its rules; None: they do not know the model. Without `files`, only the geometry is known.
+        The build of `program` is asked, if it can be.
 
         Raises EngineError if it is not installed or cannot answer, UsageError if it cannot be asked at all.
         """
