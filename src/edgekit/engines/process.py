@@ -28,7 +28,7 @@ from typing import IO, Any, Protocol, Self, TypeVar
 import psutil
 
 from edgekit.engines.ports import check_port, in_use
-from edgekit.engines.program import Ended, Resident, Server
+from edgekit.engines.program import Ended, Resident, Server, signal_name
 from edgekit.engines.watch import MappedFiles, Probes, Watch, say_nothing
 from edgekit.errors import EngineError, MemoryPressureError
 from edgekit.machine.surroundings import family, number_in, pairs_of
@@ -211,14 +211,6 @@ class ChildProcess:
 def _starting_thread() -> ThreadPoolExecutor:
     """The thread that starts all processes: the kernel ends a process together with the thread that started it."""
     return ThreadPoolExecutor(1, thread_name_prefix="edgekit-start")
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9; for an unknown number, the number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from edgekit.engines.process import (
     ChildProcess,
     family_resident_bytes,
     resident_of,
-    signal_name,
 )
+from edgekit.engines.program import signal_name
 from edgekit.errors import EngineError
 
 ECHO = """

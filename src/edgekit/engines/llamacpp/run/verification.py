@@ -38,7 +38,6 @@ from edgekit.engines.process import (
     Message,
     read_status,
     resident_at,
-    signal_name,
 )
 from edgekit.engines.program import (
     NOTHING,
@@ -48,6 +47,7 @@ from edgekit.engines.program import (
     ReportedSpeed,
     Resident,
     Verification,
+    signal_name,
 )
 from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
 from edgekit.formats import read_header
