@@ -44,7 +44,7 @@ class Writer:
     request: Request
     sampling: Sampling
     tools: tuple[Mapping[str, Any], ...] = ()
-    sees: bool = False  # whether prompts may have images
+    takes_images: bool = False
     say: Callable[[str], None]
     show_reasoning: Callable[[str], None]
 
@@ -166,7 +166,7 @@ def chat(
 
 def _with_image(writer: Writer, images: tuple[Image, ...], name: str) -> tuple[Image, ...]:
     """The images of the next message, with one more. Raises UsageError."""
-    if not writer.sees:
+    if not writer.takes_images:
         raise UsageError(
             "the model was started without its image projector: start the chat with --image FILE or --mmproj auto"
         )

@@ -246,7 +246,9 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
             run.check_tools(chosen, tools)
             every_image = (*images, *Prompt(messages=transcript.messages).images)
             if every_image:
-                request = run.with_projector(request, chosen, every_image)
+                request = run.with_projector(
+                    request, chosen, every_image, from_conversation=not images
+                )
             # The prompt is not counted yet: only a model that cannot hold any prompt is refused.
             job = run.job_of(prompt, 1, new_tokens)
             judged, weights = run.fetch(reference, request, chosen, session, job=job)
@@ -256,7 +258,7 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
                 request=request,
                 sampling=sampling,
                 tools=tools,
-                sees=run.sees(chosen, weights),
+                takes_images=run.takes_images(chosen, weights),
                 say=notices.say,
                 show_reasoning=notices.write,
             )

@@ -39,7 +39,7 @@ def writer(requests: list[dict[str, Any]]) -> Iterator[Writer]:
             generator=OpenAiClient(address, program="a server", window_tokens=100),
             request=Request(),
             sampling=Sampling(),
-            sees=True,
+            takes_images=True,
             say=lambda sentence: print(sentence, file=sys.stderr),
             show_reasoning=lambda text: print(text, end="", file=sys.stderr),
         )

@@ -74,7 +74,9 @@ _UNKNOWN_COMMIT = "unknown"
 _LEAST_BUILD = 1000  # what was not built in its repository reports build 0 or 1
 _DEVICE = re.compile(r"  (\w{1,32}): (.{1,200}) \(\d{1,12} MiB, \d{1,12} MiB free\)")
 _LIBRARY = re.compile(r"(?:lib)?ggml-([a-z]+)(?:-[\w.-]+)?\.(?:so|dylib|dll)(?:\.[\d.]+)?")
-_NO_CUDA = re.compile(r"failed to initialize (CUDA|ROCm|MUSA)")  # a build without libraries beside
+_NO_CUDA = re.compile(
+    r"failed to initialize (CUDA|ROCm|MUSA)"
+)  # a build without separate libraries
 _MAX_LIBRARIES = 1000  # files of a folder that are looked at
 _MAX_DEVICES = 64
 _NAME_CHARS = 100
@@ -182,7 +184,9 @@ def _read_version(text: str) -> _ShownVersion:
         build, version, commit = int(new[2] or 0), new[1], new[3] or ""
     else:
         first = one_line(next(filter(None, lines), ""))
-        return _ShownVersion(problem=f"it prints no version of llama.cpp, but {first!r}")
+        return _ShownVersion(
+            problem=f"--version printed {first!r}, which is not a llama.cpp version"
+        )
     commit = "" if commit == _UNKNOWN_COMMIT else commit
     is_numbered = build >= _LEAST_BUILD and not old
     result = _ShownVersion(version=version, build=f"b{build}" if is_numbered else commit)

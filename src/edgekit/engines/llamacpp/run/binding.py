@@ -223,12 +223,12 @@ def enum_parameters(load: Load, setup: LlamaCppSetup) -> dict[str, tuple[str, st
 
 def find_fit_tools(here: Surroundings, servers: Iterable[FoundProgram]) -> tuple[FoundProgram, ...]:
     """llama-fit-params on the PATH, or next to one of these llama-servers."""
-    beside = [
+    folders = [
         (server.origin, folder)
         for server in servers
         for folder in dict.fromkeys((server.path.parent, server.path.resolve().parent))
     ]
-    return find_programs(FIT_TOOL_NAME, here, beside)
+    return find_programs(FIT_TOOL_NAME, here, folders)
 
 
 def find_fit_tool() -> str | None:
