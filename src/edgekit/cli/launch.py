@@ -30,6 +30,7 @@ from edgekit.cli.prompt import images_of, open_transcript, read_prompt, sampling
 from edgekit.engines import startable
 from edgekit.engines.chat import GenerationResult, Prompt
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
+from edgekit.engines.process import ending_in_order
 from edgekit.engines.program import RunOptions
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.plan.choice import check_users
@@ -214,6 +215,7 @@ def refusal(error: DoesNotFitError, *, as_json: bool, in_one_line: bool = False)
     return "", error.exit_code
 
 
+@ending_in_order()
 def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
     """Write the answer as it comes, or chat if there is no prompt. Returns the JSON and the exit code."""
     sampling, images, tools = sampling_of(arguments), images_of(arguments), tools_of(arguments)
@@ -244,7 +246,9 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
             run.check_tools(chosen, tools)
             every_image = (*images, *Prompt(messages=transcript.messages).images)
             if every_image:
-                request = run.with_projector(request, chosen, every_image)
+                request = run.with_projector(
+                    request, chosen, every_image, from_conversation=not images
+                )
             # The prompt is not counted yet: only a model that cannot hold any prompt is refused.
             job = run.job_of(prompt, 1, new_tokens)
             judged, weights = run.fetch(reference, request, chosen, session, job=job)
@@ -254,7 +258,7 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
                 request=request,
                 sampling=sampling,
                 tools=tools,
-                sees=run.sees(chosen, weights),
+                takes_images=run.takes_images(chosen, weights),
                 say=notices.say,
                 show_reasoning=notices.write,
             )

@@ -20,7 +20,7 @@ from edgekit.engines.mlx.quantization import AS_STORED
 from edgekit.engines.mlx.request_rules import request_rules
 from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.engines.openai_client import OPENAI_NAMES, OpenAiClient
-from edgekit.engines.ports import connectable, in_address
+from edgekit.engines.ports import url_of
 from edgekit.engines.process import (
     ChildProcess,
     ServerLaunch,
@@ -273,7 +273,7 @@ def _is_ready(process: MlxProcess, timeout_s: float) -> bool:
         process.version = str(message["version"])
     if "address" in message:
         port = str(message["address"]).rpartition(":")[2]
-        process.address = f"http://{in_address(connectable(process.server.host))}:{port}"
+        process.address = url_of(process.server.host, port)
     if "weights_bytes" in message:
         process.weights_bytes = int(message["weights_bytes"])
         process.active_bytes = int(message["active_bytes"])

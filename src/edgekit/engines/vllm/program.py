@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from edgekit.bill.types import Component, MemoryEstimate, Verdict
 from edgekit.engines.chat import Prompt
 from edgekit.engines.openai_client import OPENAI_NAMES, OpenAiClient
-from edgekit.engines.ports import connectable, free_port, in_address
+from edgekit.engines.ports import free_port, url_of
 from edgekit.engines.process import (
     ChildProcess,
     ServerLaunch,
@@ -244,7 +244,7 @@ def executable(installation: Installation) -> list[str]:
     found = Path(installation.path)
     if installation.path and found.is_file():
         return [str(found)]
-    return [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+    return [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main"]
 
 
 def _is_ready(process: VllmProcess, timeout_s: float) -> bool:
@@ -252,8 +252,11 @@ def _is_ready(process: VllmProcess, timeout_s: float) -> bool:
     if not process.has_log(timeout_s):
         return False
     launch = process.server
-    process.address = f"http://{in_address(connectable(launch.host))}:{launch.port}"
-    return health(process.address) == http.client.OK
+    process.address = url_of(launch.host, launch.port)
+    if health(process.address) == http.client.OK:
+        return True
+    process.wait(timeout_s)  # a pause, unless it ends
+    return False
 
 
 def compare(estimate: MemoryEstimate, log: VllmLog) -> Iterator[ComparedRow]:

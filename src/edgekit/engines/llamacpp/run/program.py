@@ -25,6 +25,7 @@ from edgekit.engines.llamacpp.run.binding import (
     xllamacpp_version,
 )
 from edgekit.engines.llamacpp.run.calibrate import measure
+from edgekit.engines.llamacpp.run.cards import usable_machine, visible_cards
 from edgekit.engines.llamacpp.run.engine import start
 from edgekit.engines.llamacpp.run.engine_log import LoggedAllocations
 from edgekit.engines.llamacpp.run.generated import generated_files
@@ -90,8 +91,7 @@ class LlamaCppProgram:
         )
 
     def on_machine(self, machine: Machine, installation: Installation) -> Machine:
-        """Without the GPUs, if this build of llama.cpp cannot use them."""
-        return machine if installation.devices else replace(machine, devices=())
+        return usable_machine(machine, installation)
 
     def own_name(self, _reference: str, _files: object) -> str:
         return ""
@@ -192,18 +192,19 @@ def _launch(request: EngineStart) -> Launch:
     cache_k, cache_v = (
         cache_type(request.values.get(f"draft_type_{side}", "f16")) for side in "kv"
     )
+    setup, verdict = LlamaCppSetup.of(request.setup), request.verdict
+    cards = visible_cards(verdict.way, verdict.machine, setup.backend, request.installation)
     return Launch(
         weights=request.weights,
         at=replace(request.address, alias=request.address.alias or request.label),
         load=request.load,
-        setup=LlamaCppSetup.of(request.setup),
+        setup=setup,
         sinks=request.sinks,
-        reranks=request.verdict.variant is not None
-        and request.verdict.variant.model.geometry.ranks,
+        reranks=verdict.variant is not None and verdict.variant.model.geometry.ranks,
         rolling=request.rolling,
         drafter_load=replace(request.load, cache_k=cache_k, cache_v=cache_v),
         threads=request.threads,
-        environment=request.environment,
+        environment={**request.environment, **cards},
         ram_bytes=request.estimate.in_pool(PoolKind.HOST),
         program=None if request.installation.program == XLLAMACPP_NAME else request.installation,
     )
