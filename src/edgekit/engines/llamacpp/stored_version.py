@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +20,7 @@ from edgekit.sources.folders import cache_root
 from edgekit.sources.local import replacing
 
 _FILE = "llama_cpp_version.json"
+_FAILED_S = 3600.0  # a program that hangs is not waited for by every command
 _MAX_BYTES = 64 * 1024  # of this file, which has some hundred
 
 
@@ -43,7 +46,7 @@ def _package_folders(here: Surroundings) -> Iterator[tuple[str, Path]]:
 def store_version(installations: Sequence[Installation], servers: Sequence[FoundProgram]) -> str:
     """The version of the first of these installations that `run` can start, "" if none; stored for the next time.
 
-    The answer of a program that has failed is not stored: it may work the next time.
+    If a program has failed, only for an hour: it may work later.
     """
     started = [item for item in installations if item.program in {WHEEL, SERVER}]
     name = next((item.rules_version for item in started if not item.problem), "")
@@ -51,8 +54,10 @@ def store_version(installations: Sequence[Installation], servers: Sequence[Found
         item.problem and not (item.program == SERVER and item.version) for item in started
     )
     folder = cache_root()
-    if folder is not None and servers and not has_failed:
-        answer = {"programs": _key(servers), "version": name}
+    if folder is not None and servers:
+        answer: dict[str, object] = {"programs": _key(servers), "version": name}
+        if has_failed:
+            answer["until_s"] = time.time() + _FAILED_S
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(folder / _FILE) as file:
@@ -64,9 +69,11 @@ def stored_version(servers: Sequence[FoundProgram]) -> str | None:
     """What `store_version` returned for these programs; None if it did not store it."""
     folder = cache_root()
     data = None if folder is None else bytes_of(folder / _FILE, _MAX_BYTES)
-    with suppress(ValueError, RecursionError, UsageError):
+    with suppress(ValueError, TypeError, RecursionError, UsageError):
         stored = json.loads(data or b"null")
         if isinstance(stored, dict) and stored.get("programs") == _key(servers):
+            if stored.get("until_s", math.inf) < time.time():
+                return None
             name = str(stored.get("version"))
             if name:
                 read_version(name)

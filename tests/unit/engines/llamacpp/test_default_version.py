@@ -197,13 +197,19 @@ def test_run_stores_the_version_for_check(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_without_wheel")
-def test_a_program_that_fails_is_asked_again(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stored_s", "rules"), [(3600.0, LlamaVersion(NEWEST).rules), (-1.0, 9294)]
+)
+def test_a_program_that_fails_is_asked_again_after_a_time(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored_s: float, rules: int
+) -> None:
+    monkeypatch.setattr(stored_version, "_FAILED_S", stored_s)
     library = tmp_path / "library"
     Server(path, 9294, needs=library)
     assert default_version() == LlamaVersion(NEWEST)
     forget()
     library.touch()
-    assert default_version().rules == 9294
+    assert default_version().rules == rules
 
 
 @pytest.mark.usefixtures("_without_wheel")
