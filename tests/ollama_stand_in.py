@@ -35,7 +35,7 @@ def start(name):
         probe.bind(("127.0.0.1", 0)); port = probe.getsockname()[1]
     parallel = int(os.environ.get("OLLAMA_NUM_PARALLEL", "1"))
     words = [SERVER, "--model", file, "--port", str(port), "--host", "127.0.0.1", "--offline",
-             "-c", str(parameters["num_ctx"] * parallel), "-np", str(parallel), "-lv", "4",
+             "-c", str(parameters["num_ctx"] * parallel), "-np", str(parallel), "-lv", os.environ.get("STAND_IN_VERBOSITY", "4"),
              "--no-log-prefix", "--no-log-timestamps", "-b", str(parameters.get("num_batch", 512)),
              "-ub", str(parameters.get("num_batch", 512))]
     if cache := os.environ.get("OLLAMA_KV_CACHE_TYPE"):

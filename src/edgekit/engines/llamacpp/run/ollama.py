@@ -298,8 +298,9 @@ def _compare(request: EngineStart, running: OllamaProcess) -> tuple[ComparedRow,
     """The bill compared with the log of Ollama's llama-server; empty if its log was not recognised."""
     if not running.has_log(_LOG_S):
         return ()
-    allocations = running.log.engine.allocations()
-    if not allocations.weights:
+    try:
+        allocations = running.log.engine.allocations()
+    except EngineError:  # an Ollama whose log has another format runs all the same
         return ()
     return compare_reported(request.estimate, allocations, running.files.size_bytes)
 

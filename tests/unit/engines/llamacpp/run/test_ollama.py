@@ -117,6 +117,23 @@ def test_a_file_is_copied_into_its_store_and_runs_as_planned(
     assert any("copies small.gguf" in line for line in said)
 
 
+def test_the_users_key_is_not_that_of_the_llama_server_inside(
+    model: Path, program: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_API_KEY", "of-the-gateway")
+    with PROGRAM.open(model, ExitStack(), None).start(start_of(model, program)) as running:
+        assert answer(running, Prompt(text="a b c"))[0]
+
+
+def test_a_log_that_is_not_recognised_is_not_compared(
+    model: Path, program: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_VERBOSITY", "0")  # llama-server logs no buffers
+    with PROGRAM.open(model, ExitStack(), None).start(start_of(model, program)) as running:
+        assert running.rows == ()
+        assert answer(running, Prompt(text="a b c"))[0]
+
+
 def test_a_model_of_a_hub_is_downloaded_by_ollama(model: Path, program: Installation) -> None:
     said: list[str] = []
     weights = LocalWeights(model=Path(), name=LIBRARY_NAME)
