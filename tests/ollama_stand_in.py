@@ -36,12 +36,15 @@ def start(name):
     parallel = int(os.environ.get("OLLAMA_NUM_PARALLEL", "1"))
     words = [SERVER, "--model", file, "--port", str(port), "--host", "127.0.0.1", "--offline",
              "-c", str(parameters["num_ctx"] * parallel), "-np", str(parallel), "-lv", os.environ.get("STAND_IN_VERBOSITY", "4"),
-             "--no-log-prefix", "--no-log-timestamps", "-b", str(parameters.get("num_batch", 512)),
-             "-ub", str(parameters.get("num_batch", 512))]
+             "--no-log-prefix", "--no-log-timestamps"]
+    batch = parameters.get("num_batch", 512 if parameters["num_ctx"] <= 4096 else 1024)
+    words += ["-b", str(batch), "-ub", str(batch)]
     if cache := os.environ.get("OLLAMA_KV_CACHE_TYPE"):
         words += ["--cache-type-k", cache, "--cache-type-v", cache]
     if "num_gpu" in parameters:
         words += ["-ngl", str(parameters["num_gpu"])]
+    if "num_thread" in parameters:
+        words += ["-t", str(parameters["num_thread"])]
     process = subprocess.Popen(words)  # its log goes to our standard error
     runner.update(name=name, process=process, port=port)
     while process.poll() is None:

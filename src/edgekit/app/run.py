@@ -556,7 +556,10 @@ def _start_engine(
             problem = ""
             try:  # `edgekit hardware` shows the predictions that were outside their bounds
                 remember_rows(
-                    judged.check.bill.label, running.rows, engine=engine, version=running.version
+                    judged.check.bill.label,
+                    running.rows,
+                    engine=running.program or engine,
+                    version=running.version,
                 )
             except SourceError as error:
                 problem = str(error)

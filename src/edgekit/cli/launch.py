@@ -38,6 +38,7 @@ from edgekit.report.json import json_text
 from edgekit.report.run import (
     comparison_text,
     differences_words,
+    engine_text,
     generation_json,
     verdict_text,
     written_text,
@@ -73,7 +74,7 @@ class StderrNotices:
                 parts = differences_words(running.rows)
                 if parts:
                     warn(
-                        f"the estimate differs from what {engine} {running.version} allocated: {parts}"
+                        f"the estimate differs from what {engine_text(engine, running)} allocated: {parts}"
                     )
                 if problem:
                     warn(f"the difference could not be saved: {problem}")

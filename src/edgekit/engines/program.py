@@ -143,6 +143,7 @@ class RunningEngine:
 
     generator: TextGenerator
     version: str = ""
+    program: str = ""  # whose version it is, if that has the engine inside: "Ollama"
     rules_version: str = ""  # the engine's version that the bill's rules follow
     rows: tuple[ComparedRow, ...] = ()  # the bill compared with the engine's report, if it has one
     server: Server | None = None  # None: it does not serve HTTP

@@ -28,7 +28,7 @@ from edgekit.engines.llamacpp.run.binding import child_environment
 from edgekit.engines.llamacpp.run.engine import LoadingLog
 from edgekit.engines.llamacpp.run.program import ALONE, compare_reported, limited
 from edgekit.engines.llamacpp.run.request_rules import GRAMMARS, STOP
-from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LoadFacts
 from edgekit.engines.openai_client import REPLY_BYTES, OpenAiClient, encoded_image
 from edgekit.engines.ports import connectable, free_port, in_address
 from edgekit.engines.process import (
@@ -163,6 +163,7 @@ class OllamaStarter:
                 yield RunningEngine(
                     generator=running.client,
                     version=running.version,
+                    program="Ollama",
                     rules_version=request.installation.rules_version,
                     rows=_compare(request, running),
                     server=running,
@@ -184,8 +185,6 @@ def _check_plan(request: EngineStart) -> None:
     problems = plan_problems(request.verdict)
     if problems:
         raise UsageError(f"{problems[0]}; use --with llama-server")
-    if request.threads is not None:
-        raise UsageError("Ollama chooses its number of threads itself: leave out --threads")
 
 
 class OllamaProcess(ServerProcess):
@@ -209,6 +208,10 @@ def start(request: EngineStart) -> OllamaProcess:
         uses_nvidia=LlamaCppSetup.of(request.setup).uses_nvidia,
         ram_bytes=request.estimate.in_pool(PoolKind.HOST),
     )
+    # Without num_batch, Ollama chooses a larger one for a long context.
+    parameters = settings.parameters | {"num_batch": LoadFacts.of(request.estimate).n_ubatch}
+    if request.threads is not None:
+        parameters["num_thread"] = request.threads
     environment = child_environment(
         {
             **request.environment,
@@ -233,7 +236,7 @@ def start(request: EngineStart) -> OllamaProcess:
                 has_messages=False,
             ),
         )
-        process.log, process.version = log, f"in Ollama {request.installation.version}"
+        process.log, process.version = log, request.installation.version
         process.address = f"http://{in_address(connectable(launch.host))}:{launch.port}"
         process.client = OllamaClient(process.address, window_tokens=settings.parameters["num_ctx"])
         return process
@@ -243,7 +246,7 @@ def start(request: EngineStart) -> OllamaProcess:
         if health(process.address, "/api/version") != http.client.OK:
             process.wait(timeout_s)
             return False
-        _load(process.client, request, settings.parameters)
+        _load(process.client, request, parameters)
         return True
 
     return start_server(launch, create, is_ready, tell=request.say, begun=request.begun)

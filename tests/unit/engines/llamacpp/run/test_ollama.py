@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.ollama_stand_in import write_ollama
 from tests.openai_server import openai_server
@@ -84,6 +85,16 @@ def answer(running: RunningEngine, prompt: Prompt, **sampling: Any) -> tuple[str
     return "".join(pieces), written
 
 
+def llama_server_words(running: RunningEngine) -> list[str]:
+    """The command line of the llama-server that Ollama has started."""
+    assert running.server is not None
+    commands = [
+        each.cmdline() for each in psutil.Process(running.server.pid).children(recursive=True)
+    ]
+    (words,) = (words for words in commands if "--model" in words)
+    return words
+
+
 def test_reasoning_is_not_part_of_the_answer() -> None:
     events: list[dict[str, Any]] = [
         {"message": {"role": "assistant", "content": "", "thinking": "Is it blue?"}},
@@ -106,6 +117,7 @@ def test_a_file_is_copied_into_its_store_and_runs_as_planned(
     said: list[str] = []
     given = start_of(model, program, say=said.append, flags={"type_k": "q8_0", "type_v": "q8_0"})
     with PROGRAM.open(model, ExitStack(), None).start(given) as running:
+        assert (running.program, running.version) == ("Ollama", "0.14.0")
         rows = {row.part: row for row in running.rows}
         assert rows["kv cache"].difference_bytes == 0
         assert all(row.within for row in rows.values()), rows
@@ -115,6 +127,17 @@ def test_a_file_is_copied_into_its_store_and_runs_as_planned(
         assert written.decode_tokens_per_s
         assert answer(running, Prompt(text="a b c"))[0]
     assert any("copies small.gguf" in line for line in said)
+
+
+def test_llama_server_gets_the_planned_batch_and_the_threads(
+    model: Path, program: Installation
+) -> None:
+    given = start_of(model, program, context=8192, threads=1)
+    with PROGRAM.open(model, ExitStack(), None).start(given) as running:
+        words = llama_server_words(running)
+        assert words[words.index("-ub") + 1] == "512"
+        assert words[words.index("-t") + 1] == "1"
+        assert all(row.within for row in running.rows), running.rows
 
 
 def test_the_users_key_is_not_that_of_the_llama_server_inside(
@@ -158,10 +181,6 @@ def test_a_plan_that_it_cannot_follow_is_refused(model: Path, program: Installat
     given = start_of(model, program, flags={"offload_kqv": False})
     with pytest.raises(UsageError, match=r"no --no-kv-offload.*use --with llama-server"):
         PROGRAM.open(model, ExitStack(), None).start(given).__enter__()
-    with pytest.raises(UsageError, match="leave out --threads"):
-        PROGRAM.open(model, ExitStack(), None).start(
-            start_of(model, program, threads=2)
-        ).__enter__()
 
 
 def test_a_model_that_ollama_cannot_find(model: Path, program: Installation) -> None:
