@@ -96,11 +96,15 @@ def ollama_names() -> Iterator[str]:
                         ).label
 
 
+def user_store() -> Path:
+    """Where an Ollama that the user starts stores models."""
+    folder = os.environ.get("OLLAMA_MODELS")
+    return Path(folder) if folder else home_folder() / ".ollama" / "models"
+
+
 def _stores() -> tuple[Path, ...]:
-    """Where Ollama may store models: OLLAMA_MODELS, else the user's and the service's folder."""
-    if folder := os.environ.get("OLLAMA_MODELS"):
-        return (Path(folder),)
-    return (home_folder() / ".ollama" / "models", _SERVICE_STORE)
+    """Where models of Ollama may be: OLLAMA_MODELS, else the user's and the service's folder."""
+    return (user_store(),) if os.environ.get("OLLAMA_MODELS") else (user_store(), _SERVICE_STORE)
 
 
 def _find_ignoring_case(root: Path, parts: tuple[str, ...]) -> Path | None:

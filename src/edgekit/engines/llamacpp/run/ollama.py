@@ -11,27 +11,25 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
-import os
-import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import psutil
-
 from edgekit.bill.types import Verdict
 from edgekit.engines.chat import Fitted, GenerationResult, Message, Prompt, Sampling
 from edgekit.engines.llamacpp.commands import ollama_settings, plan_problems
 from edgekit.engines.llamacpp.run.binding import child_environment
 from edgekit.engines.llamacpp.run.engine import LoadingLog
+from edgekit.engines.llamacpp.run.ollama_models import forget, left_behind, new_name, record
 from edgekit.engines.llamacpp.run.program import ALONE, compare_reported, limited
 from edgekit.engines.llamacpp.run.request_rules import GRAMMARS, STOP
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LoadFacts
-from edgekit.engines.openai_client import REPLY_BYTES, OpenAiClient, encoded_image
+from edgekit.engines.openai_client import OpenAiClient, encoded_image
 from edgekit.engines.ports import connectable, free_port, in_address
 from edgekit.engines.process import (
+    GRACE_S,
     ChildProcess,
     ServerLaunch,
     ServerProcess,
@@ -41,6 +39,7 @@ from edgekit.engines.process import (
 )
 from edgekit.engines.program import (
     ComparedRow,
+    Ended,
     EngineStart,
     Installation,
     LocalWeights,
@@ -58,12 +57,14 @@ from edgekit.engines.request_rules import (
 )
 from edgekit.errors import EngineError, UsageError
 from edgekit.machine.types import Machine, PoolKind
+from edgekit.sources.ollama import user_store
 from edgekit.sources.types import ModelFiles, Origin
 from edgekit.units import format_bytes
 
 NAME = "ollama"
 _INSTALL = "install Ollama (ollama.com/download), so that ollama is on the PATH"
 _LOG_S = 10.0  # for the log of a model that has answered to arrive
+_DELETE_S = 3.0  # for the answer to a request to delete a model
 _CHUNK_BYTES = 2**20
 _LINE_BYTES = 2**20  # one line of an answer's stream
 _NANOSECONDS = 1e9
@@ -159,20 +160,16 @@ class OllamaStarter:
         _check_plan(request)
         running = start(request)
         with watched(running, warn=request.warn) as watch:
-            try:
-                yield RunningEngine(
-                    generator=running.client,
-                    version=running.version,
-                    program="Ollama",
-                    rules_version=request.installation.rules_version,
-                    rows=_compare(request, running),
-                    server=running,
-                    model=running.client.model,
-                    guard=watch,
-                )
-            finally:
-                with suppress(EngineError):  # it has ended: the next start cleans up
-                    running.client.delete(running.client.model)
+            yield RunningEngine(
+                generator=running.client,
+                version=running.version,
+                program="Ollama",
+                rules_version=request.installation.rules_version,
+                rows=_compare(request, running),
+                server=running,
+                model=running.client.model,
+                guard=watch,
+            )
 
 
 def _check_plan(request: EngineStart) -> None:
@@ -192,6 +189,13 @@ class OllamaProcess(ServerProcess):
 
     log: LoadingLog
     client: OllamaClient
+
+    def stop(self, why: str = "", *, grace_s: float = GRACE_S) -> Ended:
+        """Deletes the model that was made for it, and asks it to end."""
+        if self.poll() is None and self.client.model:
+            with suppress(EngineError):  # the next start deletes it
+                self.client.delete(self.client.model, timeout_s=_DELETE_S)
+        return super().stop(why, grace_s=grace_s)
 
 
 def start(request: EngineStart) -> OllamaProcess:
@@ -254,17 +258,12 @@ def start(request: EngineStart) -> OllamaProcess:
 
 def _load(client: OllamaClient, request: EngineStart, parameters: Mapping[str, int | bool]) -> None:
     """Makes a model with the plan's parameters and loads it, if it still fits after the download."""
-    client.delete_leftovers()
+    for name in left_behind(user_store()):
+        client.delete(name)
     source = _at_ollama(client, request)
     request.recheck()
-    model = _derived_name(request)
-    client.create(model, {**source, "parameters": parameters})
-    try:
-        client.load(model)
-    except EngineError:
-        client.delete(model)
-        raise
-    client.serve(model)
+    client.create(new_name(request.label), {**source, "parameters": parameters})
+    client.load()
 
 
 def _at_ollama(client: OllamaClient, request: EngineStart) -> dict[str, Any]:
@@ -288,15 +287,6 @@ def _digest(path: Path) -> str:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def _derived_name(request: EngineStart) -> str:
-    """A name for the model with the plan's parameters, in Ollama's spelling."""
-    plain = re.sub(r"[^a-z0-9._-]", "-", request.label.rsplit("/", maxsplit=1)[-1].lower())
-    return f"edgekit-{plain.strip('._-')[:60] or 'model'}-{os.getpid()}"
-
-
-_DERIVED = re.compile(r"edgekit-.{1,60}-(\d{1,9})(?::latest)?$")
-
-
 def _compare(request: EngineStart, running: OllamaProcess) -> tuple[ComparedRow, ...]:
     """The bill compared with the log of Ollama's llama-server; empty if its log was not recognised."""
     if not running.has_log(_LOG_S):
@@ -313,16 +303,7 @@ class OllamaClient(OpenAiClient):
 
     def __init__(self, address: str, *, window_tokens: int) -> None:
         super().__init__(address, program="Ollama", window_tokens=window_tokens, too_long=_TOO_LONG)
-        self._served = ""
-
-    def serve(self, model: str) -> None:
-        """From now on `write` asks this model."""
-        self._served = model
-
-    @property
-    def model(self) -> str:
-        """The name that Ollama knows the model by."""
-        return self._served
+        self.model = ""  # that was made with the plan's parameters
 
     def has(self, name: str) -> bool:
         return self.status("POST", "/api/show", {"model": name}) == http.client.OK
@@ -349,27 +330,21 @@ class OllamaClient(OpenAiClient):
                 say(f"Ollama downloads {name}: {format_bytes(done)} of {format_bytes(total)}")
 
     def create(self, model: str, body: Mapping[str, Any]) -> None:
+        """Makes the model that `load` and `write` ask."""
+        record(model, user_store())
+        self.model = model
         for _ in self._lines("/api/create", {"model": model, **body}):
             pass
 
-    def load(self, model: str) -> None:
+    def load(self) -> None:
         """Loads the model, and keeps it loaded."""
-        body = {"model": model, "keep_alive": -1}
-        for _ in self._lines("/api/generate", body):
+        for _ in self._lines("/api/generate", {"model": self.model, "keep_alive": -1}):
             pass
 
-    def delete_leftovers(self) -> None:
-        """Deletes the models that an EdgeKit left which has died."""
-        with self._reply("/api/tags", None) as reply:
-            listed = self._object(reply.read(REPLY_BYTES)).get("models")
-        for item in listed if isinstance(listed, list) else ():
-            name = str(item.get("name")) if isinstance(item, dict) else ""
-            match = _DERIVED.match(name)
-            if match and not psutil.pid_exists(int(match[1])):
-                self.delete(name)
-
-    def delete(self, model: str) -> None:
-        self.status("DELETE", "/api/delete", {"model": model})
+    def delete(self, model: str, *, timeout_s: float | None = None) -> None:
+        status = self.status("DELETE", "/api/delete", {"model": model}, timeout_s=timeout_s)
+        if status in {http.client.OK, http.client.NOT_FOUND}:
+            forget(model)
 
     def write(
         self, fitted: Fitted, sampling: Sampling, *, into: GenerationResult
@@ -383,7 +358,7 @@ class OllamaClient(OpenAiClient):
         }
         if fitted.max_tokens is not None:
             options["num_predict"] = fitted.max_tokens
-        body: dict[str, Any] = {"model": self._served, "options": options, "truncate": False}
+        body: dict[str, Any] = {"model": self.model, "options": options, "truncate": False}
         body |= {"keep_alive": -1}
         if prompt.is_plain:
             body |= {"prompt": prompt.text, "raw": True}
@@ -414,9 +389,9 @@ class OllamaClient(OpenAiClient):
         if not into.finish:
             raise EngineError("Ollama stopped in the middle of an answer")
 
-    def status(self, method: str, path: str, body: Any) -> int:
+    def status(self, method: str, path: str, body: Any, *, timeout_s: float | None = None) -> int:
         """The HTTP status of a request whose answer does not matter."""
-        connection = http.client.HTTPConnection(self._host)
+        connection = http.client.HTTPConnection(self._host, timeout=timeout_s)
         try:
             data = body if body is None or not isinstance(body, dict) else json.dumps(body)
             connection.request(method, path, data, encode_chunked=isinstance(data, Iterator))

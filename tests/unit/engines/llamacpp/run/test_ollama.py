@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import subprocess
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +16,7 @@ import psutil
 import pytest
 from tests.ollama_stand_in import write_ollama
 from tests.openai_server import openai_server
+from tests.patience import PATIENCE_S
 from tests.runtime_engines import small_model
 
 from edgekit.app.programs import ChosenProgram
@@ -18,6 +24,7 @@ from edgekit.app.run import judge
 from edgekit.bill.spill import Purpose
 from edgekit.engines import engine_named
 from edgekit.engines.chat import Fitted, GenerationResult, Message, Prompt, Sampling
+from edgekit.engines.llamacpp.run import ollama
 from edgekit.engines.llamacpp.run.ollama import PROGRAM, OllamaClient
 from edgekit.engines.program import (
     Address,
@@ -168,13 +175,83 @@ def test_a_model_of_a_hub_is_downloaded_by_ollama(model: Path, program: Installa
     )
 
 
-def test_its_model_is_deleted_at_the_end_and_so_are_those_of_dead_processes(
+# --- the model that is made for a run
+
+
+def made_models(folder: Path) -> list[str]:
+    """EdgeKit's models in the store."""
+    library = folder / "store" / "manifests" / "registry.ollama.ai" / "library"
+    return sorted(path.name for path in library.glob("*") if any(path.iterdir()))
+
+
+def records() -> list[Path]:
+    return sorted(Path(os.environ["EDGEKIT_DATA"]).glob("ollama/*"))
+
+
+@pytest.mark.parametrize("stopped_first", [True, False], ids=["server stopped", "block left"])
+def test_its_model_is_deleted_at_the_end(
+    model: Path,
+    program: Installation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    stopped_first: bool,
+) -> None:
+    monkeypatch.setattr(ollama, "_DELETE_S", PATIENCE_S)
+    with PROGRAM.open(model, ExitStack(), None).start(start_of(model, program)) as running:
+        assert made_models(tmp_path) == [running.model]
+        assert [path.stem for path in records()] == [running.model]
+        if stopped_first:  # as `serve` does
+            assert running.server is not None
+            running.server.stop("stopped on request")
+    assert made_models(tmp_path) == []
+    assert records() == []
+
+
+def test_models_of_the_same_name_do_not_collide(model: Path, program: Installation) -> None:
+    given = start_of(model, program, label="bartowski/Qwen3-8B-GGUF:Q4_K_M")
+    other = start_of(model, program, label="unsloth/Qwen3-8B-GGUF:Q4_K_M")
+    starter = PROGRAM.open(model, ExitStack(), None)
+    with starter.start(given) as first, starter.start(other) as second:
+        assert first.model.startswith("edgekit-qwen3-8b-gguf-q4_k_m-")
+        assert first.model != second.model
+        assert answer(first, Prompt(text="a b c"))[0]
+
+
+def test_only_models_that_a_dead_process_of_this_machine_made_are_deleted(
     model: Path, program: Installation, tmp_path: Path
 ) -> None:
-    with PROGRAM.open(model, ExitStack(), None).start(start_of(model, program)) as running:
-        name = running.model
-    deleted = (tmp_path / "store" / "deleted").read_text().split()
-    assert deleted == ["edgekit-small-999999999:latest", name]
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        started_s = psutil.Process(child.pid).create_time()
+    store = tmp_path / "store"
+    dead = {"host": platform.node(), "pid": child.pid, "started_s": started_s, "store": str(store)}
+    owners = {
+        "edgekit-dead": dead,
+        "edgekit-other-machine": {**dead, "host": "elsewhere"},
+        "edgekit-other-store": {**dead, "store": "/elsewhere"},
+        "edgekit-alive": {**dead, "pid": os.getpid(), "started_s": psutil.Process().create_time()},
+        "edgekit-number-used-again": {**dead, "pid": os.getpid(), "started_s": 0},
+        "edgekit-damaged": "",
+    }
+    folder = Path(os.environ["EDGEKIT_DATA"]) / "ollama"
+    folder.mkdir(parents=True)
+    library = store / "manifests" / "registry.ollama.ai" / "library"
+    for name in (*owners, "edgekit-mine-999999999"):
+        (library / name).mkdir(parents=True)
+        (library / name / "latest").write_text("{}")
+    for name, owner in owners.items():
+        (folder / f"{name}.json").write_text(json.dumps(owner))
+    with PROGRAM.open(model, ExitStack(), None).start(start_of(model, program)):
+        pass
+    left = [
+        "edgekit-alive",
+        "edgekit-damaged",
+        "edgekit-mine-999999999",
+        "edgekit-other-machine",
+        "edgekit-other-store",
+    ]
+    assert made_models(tmp_path) == left
+    assert [path.stem for path in records()] == [name for name in left if name in owners]
 
 
 def test_a_plan_that_it_cannot_follow_is_refused(model: Path, program: Installation) -> None:
