@@ -19,7 +19,12 @@ from typing import Any, NoReturn
 
 from edgekit.bill.types import Verdict
 from edgekit.engines.chat import Fitted, GenerationResult, Message, Prompt, Sampling
-from edgekit.engines.llamacpp.commands import ollama_settings, plan_problems
+from edgekit.engines.flags import companions_in
+from edgekit.engines.llamacpp.commands import (
+    ollama_settings,
+    plan_problems,
+)
+from edgekit.engines.llamacpp.flags import FLAGS, words_without_ollama
 from edgekit.engines.llamacpp.run.binding import child_environment
 from edgekit.engines.llamacpp.run.engine import LoadingLog
 from edgekit.engines.llamacpp.run.ollama_models import forget, left_behind, new_name, record
@@ -43,6 +48,7 @@ from edgekit.engines.program import (
     EngineStart,
     Installation,
     LocalWeights,
+    OwnModel,
     RunningEngine,
     RunOptions,
 )
@@ -55,9 +61,11 @@ from edgekit.engines.request_rules import (
     RequestLimits,
     RequestRules,
 )
-from edgekit.errors import EngineError, UsageError
+from edgekit.errors import EdgekitError, EngineError, UsageError
 from edgekit.machine.types import Machine, PoolKind
-from edgekit.sources.ollama import user_store
+from edgekit.sources.locator import hub_model_of
+from edgekit.sources.ollama import find_ollama, user_store
+from edgekit.sources.reference import OllamaModel, parse_reference
 from edgekit.sources.types import ModelFiles, Origin
 from edgekit.units import format_bytes
 
@@ -103,11 +111,32 @@ class OllamaProgram:
         has_gpu = set(installation.backends) - {"CPU"}
         return machine if has_gpu or not installation.backends else replace(machine, devices=())
 
-    def own_name(self, reference: str, files: ModelFiles | None) -> str:
-        """The name by which Ollama downloads the model itself; "" for a file on this machine."""
-        if files is None or files.origin is Origin.HUB:
-            return f"hf.co/{reference}"
-        return files.label if files.origin in {Origin.OLLAMA, Origin.OLLAMA_STORE} else ""
+    def own_model(
+        self, reference: str, files: ModelFiles | None, values: Mapping[str, Any]
+    ) -> OwnModel | None:
+        """The model in the store of an Ollama that the user starts. None for one that only the service's store has."""
+        # A model of Ollama brings its projector, which cannot be left out.
+        model = None if values.get("no_mmproj") else _own_name(reference, files)
+        own: OwnModel | None = None
+        if model is not None:
+            store, is_here = user_store(), False
+            with suppress(EdgekitError):  # damaged or incomplete
+                is_here = find_ollama(model, stores=(store,)) is not None
+            if is_here or files is None or files.origin is not Origin.OLLAMA_STORE:
+                own = OwnModel(name=model.label, store=store, is_here=is_here)
+        companions = companions_in(FLAGS, values)
+        if own is not None and companions.get("projector") == "auto":
+            del companions["projector"]
+        if companions:
+            raise UsageError(
+                "Ollama takes draft models, adapters and projectors from its own models only: leave them out, or use"
+                " --with llama-server"
+            )
+        if words := words_without_ollama(values):
+            raise UsageError(
+                f"Ollama has no equivalent of {' '.join(words)}: leave it out, or use --with llama-server"
+            )
+        return own
 
     def flags_for(self, options: RunOptions, installation: Installation) -> dict[str, Any]:
         """One conversation at a time, as Ollama does unless more users are asked for."""
@@ -135,6 +164,8 @@ class OllamaProgram:
         return RequestLimits(rules=rules, window_tokens=window_tokens)
 
     def with_limits(self, verdict: Verdict) -> LlamaCppSetup:
+        for problem in plan_problems(verdict):
+            raise UsageError(f"{problem}; use --with llama-server")
         return limited(verdict)
 
     def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> OllamaStarter:
@@ -150,6 +181,29 @@ class OllamaProgram:
 PROGRAM = OllamaProgram()
 
 
+def _own_name(reference: str, files: ModelFiles | None) -> OllamaModel | None:
+    """The model as Ollama names it: of its registry, or hf.co/org/name:quant.
+
+    None for what it cannot name: a file, a revision, a model in several files, and one without a quantisation in its
+    name, of which Ollama would choose the file.
+    """
+    if files is not None and files.origin in {Origin.OLLAMA, Origin.OLLAMA_STORE}:
+        name = files.label
+    elif files is None or (files.origin is Origin.HUB and len(files.weights) == 1):
+        hub = hub_model_of(reference)
+        quant = files.label.partition(":")[2] if files is not None else hub and hub.quant
+        if hub is None or not quant or hub.revision or hub.filename:
+            return None
+        name = f"hf.co/{hub.repo}:{quant}"
+    else:
+        return None
+    try:
+        parsed = parse_reference(f"ollama:{name}")
+    except UsageError:  # the hub has longer names
+        return None
+    return parsed if isinstance(parsed, OllamaModel) else None
+
+
 class OllamaStarter:
     def tokens_in(self, _prompt: Prompt) -> None:
         """None: only the server can count tokens."""
@@ -157,7 +211,6 @@ class OllamaStarter:
     @contextmanager
     def start(self, request: EngineStart) -> Iterator[RunningEngine]:
         """Runs Ollama's server with the model loaded, watched, until the end of the block."""
-        _check_plan(request)
         running = start(request)
         with watched(running, warn=request.warn) as watch:
             yield RunningEngine(
@@ -170,18 +223,6 @@ class OllamaStarter:
                 model=running.client.model,
                 guard=watch,
             )
-
-
-def _check_plan(request: EngineStart) -> None:
-    """Raises UsageError for a plan that Ollama cannot follow."""
-    weights = request.weights
-    if weights.drafter or weights.adapters or weights.projector:
-        raise UsageError(
-            "Ollama takes draft models, adapters and projectors from its own models only: leave them out"
-        )
-    problems = plan_problems(request.verdict)
-    if problems:
-        raise UsageError(f"{problems[0]}; use --with llama-server")
 
 
 class OllamaProcess(ServerProcess):
@@ -201,7 +242,7 @@ class OllamaProcess(ServerProcess):
 def start(request: EngineStart) -> OllamaProcess:
     """Starts `ollama serve` until it has loaded the model."""
     at, weights = request.address, request.weights
-    settings = ollama_settings(request.verdict, request.verdict.context_tokens)
+    settings = ollama_settings(request.verdict)
     launch = ServerLaunch(
         program="Ollama",
         title=at.alias or request.label,

@@ -8,7 +8,6 @@ import platform
 import subprocess
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from edgekit.app.run import judge
 from edgekit.bill.spill import Purpose
 from edgekit.engines import engine_named
 from edgekit.engines.chat import Fitted, GenerationResult, Message, Prompt, Sampling
+from edgekit.engines.flags import read_flags
+from edgekit.engines.llamacpp.flags import FLAGS
 from edgekit.engines.llamacpp.run import ollama
 from edgekit.engines.llamacpp.run.ollama import PROGRAM, OllamaClient
 from edgekit.engines.program import (
@@ -40,7 +41,7 @@ from edgekit.gateway.checks import check_request
 from edgekit.gateway.errors import GatewayError
 from edgekit.model import open_model
 from edgekit.request import Request, Session
-from edgekit.sources.types import Reach
+from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin, Reach
 
 pytest.importorskip("xllamacpp")
 LIBRARY_NAME = "hf.co/org/small-GGUF:Q8_0"
@@ -61,8 +62,6 @@ def program(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Ins
 def start_of(model: Path, program: Installation, **changes: Any) -> EngineStart:
     chosen = ChosenProgram(engine=engine_named("llama.cpp"), program=PROGRAM, installation=program)
     request = Request(engines=("llama.cpp",), context=changes.pop("context", 256))
-    from edgekit.engines.flags import read_flags
-
     flags = read_flags(
         chosen.engine.flags,
         {**PROGRAM.flags_for(RunOptions(), program), **changes.pop("flags", {})},
@@ -92,14 +91,12 @@ def answer(running: RunningEngine, prompt: Prompt, **sampling: Any) -> tuple[str
     return "".join(pieces), written
 
 
-def llama_server_words(running: RunningEngine) -> list[str]:
-    """The command line of the llama-server that Ollama has started."""
+def llama_server(running: RunningEngine) -> psutil.Process:
+    """The llama-server that Ollama has started."""
     assert running.server is not None
-    commands = [
-        each.cmdline() for each in psutil.Process(running.server.pid).children(recursive=True)
-    ]
-    (words,) = (words for words in commands if "--model" in words)
-    return words
+    children = psutil.Process(running.server.pid).children(recursive=True)
+    (process,) = (child for child in children if "--model" in child.cmdline())
+    return process
 
 
 def test_reasoning_is_not_part_of_the_answer() -> None:
@@ -141,7 +138,7 @@ def test_llama_server_gets_the_planned_batch_and_the_threads(
 ) -> None:
     given = start_of(model, program, context=8192, threads=1)
     with PROGRAM.open(model, ExitStack(), None).start(given) as running:
-        words = llama_server_words(running)
+        words = llama_server(running).cmdline()
         assert words[words.index("-ub") + 1] == "512"
         assert words[words.index("-t") + 1] == "1"
         assert all(row.within for row in running.rows), running.rows
@@ -173,6 +170,22 @@ def test_a_model_of_a_hub_is_downloaded_by_ollama(model: Path, program: Installa
     assert [line for line in said if "downloads" in line][-1].startswith(
         f"Ollama downloads {LIBRARY_NAME}"
     )
+
+
+def test_parallel_requests_share_the_planned_context(model: Path, program: Installation) -> None:
+    given = start_of(model, program, context=1024, flags={"parallel": "2"})
+    with PROGRAM.open(model, ExitStack(), None).start(given) as running:
+        words = llama_server(running).cmdline()
+        assert (words[words.index("-c") + 1], words[words.index("-np") + 1]) == ("1024", "2")
+        assert running.generator.window_tokens == 512
+        rows = {row.part: row for row in running.rows}
+        assert rows["kv cache"].difference_bytes == 0
+
+
+def test_llama_server_gets_the_prompt_cache_of_the_plan(model: Path, program: Installation) -> None:
+    with PROGRAM.open(model, ExitStack(), None).start(start_of(model, program)) as running:
+        environment = llama_server(running).environ()
+        assert environment["LLAMA_ARG_CACHE_RAM"] == environment["LLAMA_ARG_CTX_CHECKPOINTS"] == "0"
 
 
 # --- the model that is made for a run
@@ -254,10 +267,87 @@ def test_only_models_that_a_dead_process_of_this_machine_made_are_deleted(
     assert [path.stem for path in records()] == [name for name in left if name in owners]
 
 
+# --- what it cannot do
+
+
 def test_a_plan_that_it_cannot_follow_is_refused(model: Path, program: Installation) -> None:
-    given = start_of(model, program, flags={"offload_kqv": False})
     with pytest.raises(UsageError, match=r"no --no-kv-offload.*use --with llama-server"):
-        PROGRAM.open(model, ExitStack(), None).start(given).__enter__()
+        start_of(model, program, flags={"offload_kqv": False})
+    with pytest.raises(UsageError, match=r"one cache type .* for keys and values"):
+        start_of(model, program, flags={"type_k": "q8_0", "type_v": "f16"})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"swa_full": True}, "--swa-full"),
+        ({"unified": True}, "-kvu"),
+        ({"batch": "1024"}, "-b 1024"),
+        ({"batch": "1024", "ubatch": "256"}, "-b 1024"),
+        ({"n_cpu_moe": "4"}, "-ncmoe 4"),
+        ({"override_tensor": "exps=CPU"}, "-ot exps=CPU"),
+        ({"tensor_split": "3,1", "main_gpu": "1"}, "-ts 3,1 -mg 1"),
+        ({"repack": False}, "-nr"),
+        ({"embeddings": True}, "--embeddings"),
+        ({"spec_type": "draft-mtp"}, "--spec-type draft-mtp"),
+        ({"draft_model": "qwen3-0.6b"}, "from its own models only"),
+        ({"lora": "a.gguf"}, "from its own models only"),
+        ({"mmproj": "mmproj.gguf"}, "from its own models only"),
+    ],
+    ids=str,
+)
+def test_a_flag_that_it_lacks_is_refused(given: dict[str, Any], words: str) -> None:
+    values = read_flags(FLAGS, given)
+    with pytest.raises(UsageError, match=words):
+        PROGRAM.own_model(HUB_NAME, hub_files(), values)
+
+
+def test_flags_that_it_has_are_accepted() -> None:
+    given = {
+        "parallel": "2", "unified": False, "type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on", "backend": "cpu",
+        "n_gpu_layers": "3", "batch": "256", "ubatch": "256", "mmap": False, "cache_ram": "0", "ctx_checkpoints": "0",
+        "split_mode": "layer", "llama_version": "b9294", "mmproj": "auto",
+    }  # fmt: skip
+    assert PROGRAM.own_model(HUB_NAME, hub_files(), read_flags(FLAGS, given)) is not None
+
+
+# --- names
+
+
+HUB_NAME = "org/small-GGUF:Q8_0"
+
+
+def hub_files(label: str = HUB_NAME, files: int = 1) -> ModelFiles:
+    """Files of a repository, as `locate` describes them."""
+    file = ModelFile(name="small.gguf", open=lambda: pytest.fail("opened"), size_bytes=1)
+    return ModelFiles(
+        label=label, origin=Origin.HUB, container=Container.GGUF, weights=(file,) * files
+    )
+
+
+@pytest.mark.parametrize(
+    ("reference", "files", "name"),
+    [
+        (HUB_NAME, hub_files(), LIBRARY_NAME),
+        ("hf.co/org/small-GGUF:q8_0", hub_files(), LIBRARY_NAME),
+        ("https://huggingface.co/org/small-GGUF", hub_files(), LIBRARY_NAME),
+        ("org/small-GGUF", hub_files(), LIBRARY_NAME),  # the file that was billed
+        ("org/small-GGUF:Q8_0", None, LIBRARY_NAME),  # of a name of the index
+        ("org/small-GGUF@main:Q8_0", hub_files(), ""),
+        ("org/small-GGUF/small-Q8_0.gguf", hub_files(), ""),
+        ("https://huggingface.co/org/small-GGUF/blob/main/small-Q8_0.gguf", hub_files(), ""),
+        ("org/small-GGUF", hub_files("org/small-GGUF/small.gguf"), ""),  # no quantisation
+        (HUB_NAME, hub_files(files=2), ""),
+        (f"org/{'long' * 23}:Q8_0", None, ""),  # more than Ollama's 80 characters
+    ],
+)
+def test_the_name_of_a_model_of_a_hub(reference: str, files: ModelFiles | None, name: str) -> None:
+    own = PROGRAM.own_model(reference, files, {})
+    assert (own.name if own is not None else "") == name
+
+
+def test_a_projector_that_is_not_wanted_needs_the_file() -> None:
+    assert PROGRAM.own_model(HUB_NAME, hub_files(), {"no_mmproj": True}) is None
 
 
 def test_a_model_that_ollama_cannot_find(model: Path, program: Installation) -> None:
@@ -278,13 +368,9 @@ def test_a_prompt_that_is_longer_than_the_window_is_refused(
         answer(running, Prompt(text="a " * 600))
 
 
-def test_what_ollama_cannot_take(model: Path, program: Installation) -> None:
+def test_a_rolling_context_is_refused(program: Installation) -> None:
     with pytest.raises(UsageError, match="does not support --rolling"):
         PROGRAM.flags_for(RunOptions(rolling=True), program)
-    with_adapter = replace(start_of(model, program).weights, adapters=(model,))
-    given = start_of(model, program, weights=with_adapter)
-    with pytest.raises(UsageError, match="from its own models only"):
-        PROGRAM.open(model, ExitStack(), None).start(given).__enter__()
 
 
 @pytest.mark.parametrize(
