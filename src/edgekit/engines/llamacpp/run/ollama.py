@@ -63,6 +63,7 @@ from edgekit.engines.request_rules import (
 )
 from edgekit.errors import EdgekitError, EngineError, UsageError
 from edgekit.machine.types import Machine, PoolKind
+from edgekit.model.types import embeds_in_one_batch
 from edgekit.sources.locator import hub_model_of
 from edgekit.sources.ollama import find_ollama, user_store
 from edgekit.sources.reference import OllamaModel, parse_reference
@@ -91,7 +92,6 @@ _OPTIONS = {
 _DEFAULTS = dict.fromkeys(
     ("OLLAMA_KV_CACHE_TYPE", "OLLAMA_FLASH_ATTENTION", "OLLAMA_SCHED_SPREAD"), ""
 )
-_CHARS_PER_TOKEN = 4  # of ordinary text 3 to 6
 _TOO_LONG = r"exceeds? the (?:available )?context"
 
 
@@ -146,20 +146,25 @@ class OllamaProgram:
         return {**({"llama_version": version} if version else {}), **ALONE}
 
     def request_limits(self, verdict: Verdict, _weights: LocalWeights) -> RequestLimits:
-        """Ollama silently shortens a prompt that is longer than the window, so long text is refused before."""
-        window_tokens = verdict.context_tokens
+        """Ollama's OpenAI API silently drops what does not fit; no field turns that off (openai/openai.go)."""
+        window_tokens, variant = verdict.context_tokens // verdict.streams, verdict.variant
+        geometry = None if variant is None else variant.model.geometry
+        if geometry is not None and geometry.embeds and embeds_in_one_batch(geometry):
+            window_tokens = min(window_tokens, LoadFacts.of(verdict.estimate).n_ubatch)
         length = NumberLimit(
             most=window_tokens, reason="the context that the server was planned for"
         )
         rules = RequestRules(
             endpoints=(*COMPLETIONS, EMBEDDINGS, RESPONSES),
-            numbers={"max_tokens": length, "max_completion_tokens": length},
+            numbers=dict.fromkeys(
+                ("max_tokens", "max_completion_tokens", "max_output_tokens"), length
+            ),
             lists={
                 "stop": STOP,
                 "tools": ListLimit(most=1024, reason="they are part of the prompt"),
             },
             grammars=GRAMMARS,
-            chars_per_token=_CHARS_PER_TOKEN,
+            truncates=True,
         )
         return RequestLimits(rules=rules, window_tokens=window_tokens)
 

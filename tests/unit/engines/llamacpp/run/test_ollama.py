@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.embed_models import write_model
 from tests.ollama_stand_in import write_ollama
 from tests.openai_server import openai_server
 from tests.patience import PATIENCE_S
@@ -388,3 +389,39 @@ def test_costly_requests_are_refused(
     limits = PROGRAM.request_limits(given.verdict, given.weights)
     with pytest.raises(GatewayError, match=next(iter(body))):
         check_request(body, COMPLETIONS[0], limits)
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("7" * 900, 900), ("漢" * 300, 900), ("🙂" * 225, 900)],  # up to one token per byte
+    ids=["digits", "Chinese", "emoji"],
+)
+def test_text_that_ollama_might_truncate_is_refused(
+    model: Path, program: Installation, text: str, size_bytes: int
+) -> None:
+    """1,024 tokens less an eighth for the chat template are 896."""
+    given = start_of(model, program, context=1024)
+    limits = PROGRAM.request_limits(given.verdict, given.weights)
+    assert len(text.encode()) == size_bytes
+    bodies: tuple[dict[str, Any], ...] = ({"messages": [{"content": text}]}, {"prompt": text})
+    for endpoint, body in zip(COMPLETIONS, bodies, strict=True):
+        with pytest.raises(GatewayError, match=r"at most 896: .* drop part of it"):
+            check_request(body, endpoint, limits)
+    check_request({"prompt": text[: len(text) // 2]}, COMPLETIONS[1], limits)
+
+
+def test_text_for_parallel_requests_has_a_part_of_the_context(
+    model: Path, program: Installation
+) -> None:
+    given = start_of(model, program, context=2048, flags={"parallel": "2"})
+    limits = PROGRAM.request_limits(given.verdict, given.weights)
+    assert (limits.window_tokens, limits.most_bytes) == (1024, 896)
+
+
+def test_text_to_embed_has_to_fit_into_one_batch(tmp_path: Path, program: Installation) -> None:
+    """Ollama cuts it to num_batch otherwise."""
+    file = write_model(tmp_path / "bert.gguf", "bert")
+    flags = {"embeddings": True, "batch": "128", "ubatch": "128"}
+    given = start_of(file, program, context=256, flags=flags)
+    limits = PROGRAM.request_limits(given.verdict, given.weights)
+    assert (given.verdict.context_tokens, limits.window_tokens) == (256, 128)
