@@ -339,7 +339,7 @@ def command_words(values: Mapping[str, Any], build: int) -> list[str]:
     )
 
 
-def words_without_ollama(given: Mapping[str, Any]) -> list[str]:
+def words_ollama_lacks(given: Mapping[str, Any]) -> list[str]:
     """The command-line words of the given flags that Ollama has no equivalent of. Companions are left out."""
     # It has one size for both batches, gives each request a cache of its own, and splits layers.
     only = {"batch": given.get("ubatch"), "unified": False, "split_mode": "layer"}

@@ -24,7 +24,7 @@ from edgekit.engines.llamacpp.commands import (
     ollama_settings,
     plan_problems,
 )
-from edgekit.engines.llamacpp.flags import FLAGS, words_without_ollama
+from edgekit.engines.llamacpp.flags import FLAGS, words_ollama_lacks
 from edgekit.engines.llamacpp.run.binding import child_environment
 from edgekit.engines.llamacpp.run.engine import LoadingLog
 from edgekit.engines.llamacpp.run.ollama_models import forget, left_behind, new_name, record
@@ -132,7 +132,7 @@ class OllamaProgram:
                 "Ollama takes draft models, adapters and projectors from its own models only: leave them out, or use"
                 " --with llama-server"
             )
-        if words := words_without_ollama(values):
+        if words := words_ollama_lacks(values):
             raise UsageError(
                 f"Ollama has no equivalent of {' '.join(words)}: leave it out, or use --with llama-server"
             )
