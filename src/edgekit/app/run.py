@@ -23,7 +23,7 @@ from edgekit.bill.types import Job, Start
 from edgekit.engines import startable
 from edgekit.engines.commands import visible_cards
 from edgekit.engines.flags import companions_in
-from edgekit.engines.program import Address, EngineStart, LocalWeights
+from edgekit.engines.program import Address, EngineStart, LocalWeights, OwnModel
 from edgekit.errors import EdgekitError, SourceError, UsageError
 from edgekit.index.repositories import original_repository
 from edgekit.index.types import ModelPurpose
@@ -31,7 +31,7 @@ from edgekit.machine.probes import detect
 from edgekit.machine.types import Machine, MemoryLimit
 from edgekit.model import open_model
 from edgekit.request import Request, Session
-from edgekit.sources.download import LocalGguf, find_weights, local_files
+from edgekit.sources.download import LocalGguf, find_weights, local_files, require_consent
 from edgekit.sources.types import Container, Origin, Reach
 
 if TYPE_CHECKING:
@@ -188,16 +188,22 @@ def fetch(
     """
     published, opened = _open(reference, request, chosen, session)
     files, known = opened.files, chosen.engine.known_projector
+    own = chosen.program.own_model(
+        published[0] if published else reference, files, request.values(chosen.engine.name)
+    )
     has_projector = bool(files.projectors if files is not None else known(opened, {}))
-    if has_projector and chosen.program.own_name(reference, files):
+    if has_projector and own is not None:
         request = _with_projector_flag(request, chosen)  # the program loads it without being asked
     if not has_projector and _loads_projector_next_to_model(request, chosen):
         raise _no_projector(reference)
     request = _to_embed(request, chosen, opened)
     judged = judge(request, chosen, opened, job, session)
     judged.refuse_or_warn()
+    chosen.program.with_limits(judged.check.result)  # raises before anything is downloaded
+    if own is not None:
+        return judged, _own_weights(own, judged)
     weights = _find_files(reference, published, judged)
-    if published and not weights.name:
+    if published:
         judged = judge(request, chosen, open_model(weights.model), job, session)
         judged.refuse_or_warn()
     return judged, weights
@@ -370,14 +376,26 @@ def _require_runnable(resolved: ResolvedModel, chosen: ChosenProgram) -> OpenMod
     return opened
 
 
+def _own_weights(own: OwnModel, judged: Judged) -> LocalWeights:
+    """The model in the program's own store, if it is there already or the user lets the program download it."""
+    session, files = judged.session, judged.opened.files
+    if not own.is_here:
+        parts = () if files is None else (*files.weights, *files.projectors[:1])
+        known_bytes = sum(file.size_bytes or 0 for file in parts)
+        require_consent(
+            own.name,
+            size_bytes=known_bytes or judged.check.bill.estimate.weights_bytes,
+            folder=own.store,
+            reach=session.reach,
+            confirm=session.confirm,
+        )
+    return LocalWeights(model=Path(), name=own.name)
+
+
 def _find_files(reference: str, published: tuple[str, ...], judged: Judged) -> LocalWeights:
     """The files of the model, its draft model, adapters and projector. Downloads remote ones."""
     request, session = judged.request, judged.session
     engine = judged.chosen.engine
-    if own := judged.chosen.program.own_name(
-        published[0] if published else reference, judged.opened.files
-    ):
-        return LocalWeights(model=Path(), name=own)
     if not engine.loads_gguf:
         name = published[0] if published else reference
         found = local_files(name, session.reach, session.confirm, to_run=True)
@@ -562,7 +580,10 @@ def _start_engine(
             problem = ""
             try:  # `edgekit hardware` shows the predictions that were outside their bounds
                 remember_rows(
-                    judged.check.bill.label, running.rows, engine=engine, version=running.version
+                    judged.check.bill.label,
+                    running.rows,
+                    engine=running.program or engine,
+                    version=running.version,
                 )
             except SourceError as error:
                 problem = str(error)

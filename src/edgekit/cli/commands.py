@@ -609,7 +609,7 @@ def start_options(verb: str) -> Rows:
         "before it starts": {
             "--download-up-to SIZE": "largest download to make (default: anything that fits)",
             "--no-download": "never download",
-            "-y, --yes": "download a model of the index without asking",
+            "-y, --yes": "download without asking",
             "-t, --threads N": "CPU threads (default: one per core)",
             "--force": "start even if the model does not fit (it may swap, or be killed)",
         },

@@ -39,6 +39,7 @@ from edgekit.report.json import json_text
 from edgekit.report.run import (
     comparison_text,
     differences_words,
+    engine_text,
     generation_json,
     verdict_text,
     written_text,
@@ -74,7 +75,7 @@ class StderrNotices:
                 parts = differences_words(running.rows)
                 if parts:
                     warn(
-                        f"the estimate differs from what {engine} {running.version} allocated: {parts}"
+                        f"the estimate differs from what {engine_text(engine, running)} allocated: {parts}"
                     )
                 if problem:
                     warn(f"the difference could not be saved: {problem}")
@@ -173,14 +174,16 @@ def download_limit(
 ) -> Callable[[Download], bool] | None:
     """The function that allows downloads up to --download-up-to; None with --no-download.
 
-    A catalog model is downloaded only with --yes or --download-up-to, or after a yes at the terminal.
+    Without --yes or --download-up-to it asks at the terminal. Without a terminal a repository is downloaded, because
+    it was named; a name of the index is not.
     """
     if arguments.no_download:
         return None
     text = arguments.download_up_to
     limit = None if text is None else read("--download-up-to", parse_size, text)
     name = next((name for name in names if index_match(name) is not None), "")
-    asks = name and not arguments.yes and limit is None
+    has_terminal = sys.stdin is not None and sys.stdin.isatty()
+    asks = not arguments.yes and limit is None and (has_terminal or name)
 
     def confirm(download: Download) -> bool:
         if not asks:
@@ -188,7 +191,7 @@ def download_limit(
         description = (
             f"{download.label}, {format_download(download.size_bytes)}, to {download.folder}"
         )
-        if not (sys.stdin is not None and sys.stdin.isatty()):
+        if not has_terminal:
             raise UsageError(f"{name} is not on this machine. To download {description}, add --yes")
         sys.stderr.write(f"Download {description}? [Y/n] ")
         sys.stderr.flush()

@@ -25,10 +25,19 @@ class LocalWeights:
     """Files on this machine: the model and its companions."""
 
     model: Path
-    name: str = ""  # of a model that the program downloads itself; `model` is then empty
+    name: str = ""  # of a model in the program's own store; `model` is then empty
     drafter: Path | None = None
     adapters: tuple[Path, ...] = ()
     projector: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnModel:
+    """A model that the program itself downloads, into a store of its own."""
+
+    name: str  # as the program calls it: "hf.co/org/name:Q4_K_M"
+    store: Path
+    is_here: bool  # it is in the store already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +161,7 @@ class RunningEngine:
 
     generator: TextGenerator
     version: str = ""
+    program: str = ""  # whose version it is, if that has the engine inside: "Ollama"
     rules_version: str = ""  # the engine's version that the bill's rules follow
     rows: tuple[ComparedRow, ...] = ()  # the bill compared with the engine's report, if it has one
     server: Server | None = None  # None: it does not serve HTTP
@@ -257,8 +267,14 @@ class EngineProgram(Protocol):
     def on_machine(self, machine: Machine, installation: Installation, /) -> Machine:
         """The machine, with only what this installation can use of it."""
 
-    def own_name(self, reference: str, files: ModelFiles | None, /) -> str:
-        """The name by which the program itself downloads a model of a hub; "": it needs the files."""
+    def own_model(
+        self, reference: str, files: ModelFiles | None, values: Mapping[str, Any], /
+    ) -> OwnModel | None:
+        """The model as the program itself downloads it; None: it needs the files.
+
+        `files` None: only the repository is known. Raises UsageError for values of the engine's flags that the program
+        has no equivalent of.
+        """
 
     def flags_for(self, options: RunOptions, installation: Installation, /) -> dict[str, Any]:
         """The engine's flags that follow from these options and from the installation."""
@@ -267,7 +283,10 @@ class EngineProgram(Protocol):
         """What requests to its server must keep to, so that it stays inside the bill."""
 
     def with_limits(self, verdict: Verdict, /) -> Setup:
-        """The setup of the verdict, with limits so that memory that grows after the start fits in the free RAM."""
+        """The setup of the verdict, with limits so that memory that grows after the start fits in the free RAM.
+
+        Raises UsageError for a plan that the program cannot follow.
+        """
 
     def open(self, path: Path, held: ExitStack, budget_bytes: int | None, /) -> Starter:
         """Opens a model file, which `held` closes. Raises MissingExtraError if the engine is not installed."""

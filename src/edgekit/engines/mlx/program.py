@@ -99,8 +99,8 @@ class MlxProgram:
         )
         return replace(machine, devices=(cpu,))
 
-    def own_name(self, _reference: str, _files: object) -> str:
-        return ""
+    def own_model(self, _reference: str, _files: object, _values: object) -> None:
+        """None: it needs the files."""
 
     def flags_for(self, options: RunOptions, _installation: Installation) -> dict[str, Any]:
         if options.rolling:

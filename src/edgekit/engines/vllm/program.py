@@ -85,8 +85,8 @@ class VllmProgram:
     def on_machine(self, machine: Machine, _installation: Installation) -> Machine:
         return machine
 
-    def own_name(self, _reference: str, _files: object) -> str:
-        return ""
+    def own_model(self, _reference: str, _files: object, _values: object) -> None:
+        """None: it needs the files."""
 
     def flags_for(self, options: RunOptions, _installation: Installation) -> dict[str, Any]:
         if options.rolling:

@@ -42,8 +42,9 @@ _ENVIRONMENT = {
     "GGML_NO_BACKTRACE": "1",  # otherwise an abort starts a debugger on itself
     "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MiB of the address space
 }
-# Settings that the plan does not know: flags as variables, and where Google's platform expects llama.cpp to listen.
-_NOT_INHERITED = ("LLAMA_ARG_", "AIP_MODE")
+# Settings that the plan does not know: flags as variables, where Google's platform expects llama.cpp to listen, and the
+# user's key, which the llama-server inside Ollama would demand of Ollama.
+_NOT_INHERITED = ("LLAMA_ARG_", "LLAMA_API_KEY", "AIP_MODE")
 # Components that the engine reports too. It does not report prompt caches and the driver's context.
 COMPARED = (
     Component.WEIGHTS,

@@ -93,8 +93,8 @@ class LlamaCppProgram:
     def on_machine(self, machine: Machine, installation: Installation) -> Machine:
         return usable_machine(machine, installation)
 
-    def own_name(self, _reference: str, _files: object) -> str:
-        return ""
+    def own_model(self, _reference: str, _files: object, _values: object) -> None:
+        """None: it needs the files."""
 
     def flags_for(self, options: RunOptions, installation: Installation) -> dict[str, Any]:
         """The flags for these options. The bill follows the installed llama.cpp, regardless of other settings."""
