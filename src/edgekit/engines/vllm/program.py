@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from edgekit.bill.types import Component, MemoryEstimate, Verdict
 from edgekit.engines.chat import Prompt
@@ -26,6 +26,7 @@ from edgekit.engines.process import (
 )
 from edgekit.engines.program import (
     ComparedRow,
+    EngineProgram,
     EngineStart,
     Installation,
     LocalWeights,
@@ -33,13 +34,12 @@ from edgekit.engines.program import (
     RunningEngine,
     RunOptions,
 )
-from edgekit.engines.python_programs import in_this_python
+from edgekit.engines.python_programs import package_installation
 from edgekit.engines.request_rules import RequestLimits
 from edgekit.engines.vllm.commands import server_words, taken
 from edgekit.engines.vllm.request_rules import request_rules
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import UsageError
-from edgekit.machine.types import Machine
 from edgekit.units import GIB
 
 NAME = "vllm"
@@ -66,27 +66,12 @@ _ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmProgram:
+class VllmProgram(EngineProgram):
     name: str = NAME
     install: str = "pip install vllm (Linux with an NVIDIA GPU)"
-    loads_shards: bool = True
-    has_budget: bool = False
-    has_keys: bool = True
 
     def find(self) -> Installation | None:
-        """VLLM in this Python environment."""
-        found = in_this_python("vllm", ["vllm"])
-        if found is None:
-            return None
-        return Installation(
-            program=NAME, origin=found.origin, path=found.path, version=found.versions["vllm"]
-        )
-
-    def on_machine(self, machine: Machine, _installation: Installation) -> Machine:
-        return machine
-
-    def own_model(self, _reference: str, _files: object, _values: object) -> None:
-        """None: it needs the files."""
+        return package_installation(NAME, "vllm", "vllm")
 
     def flags_for(self, options: RunOptions, _installation: Installation) -> dict[str, Any]:
         if options.rolling:
@@ -106,12 +91,6 @@ class VllmProgram:
 
     def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> VllmStarter:
         return VllmStarter()
-
-    def verifier(self, _values: object, **_options: object) -> NoReturn:
-        raise UsageError("edgekit verify supports only llama.cpp: --engine llama.cpp")
-
-    def calibrator(self) -> NoReturn:
-        raise UsageError("edgekit calibrate supports only llama.cpp: --engine llama.cpp")
 
 
 PROGRAM = VllmProgram()

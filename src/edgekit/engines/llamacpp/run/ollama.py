@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from edgekit.bill.types import Verdict
 from edgekit.engines.chat import Fitted, GenerationResult, Message, Prompt, Sampling
@@ -45,6 +45,7 @@ from edgekit.engines.process import (
 from edgekit.engines.program import (
     ComparedRow,
     Ended,
+    EngineProgram,
     EngineStart,
     Installation,
     LocalWeights,
@@ -96,15 +97,11 @@ _TOO_LONG = r"exceeds? the (?:available )?context"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OllamaProgram:
+class OllamaProgram(EngineProgram):
     name: str = NAME
     install: str = _INSTALL
     loads_shards: bool = False
-    has_budget: bool = False
     has_keys: bool = False
-
-    def find(self) -> None:
-        """It has to be searched for and asked."""
 
     def on_machine(self, machine: Machine, installation: Installation) -> Machine:
         """Without the GPUs, if Ollama has no libraries for them."""
@@ -175,12 +172,6 @@ class OllamaProgram:
 
     def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> OllamaStarter:
         return OllamaStarter()
-
-    def verifier(self, _values: object, **_options: object) -> NoReturn:
-        raise UsageError("edgekit verify runs llama.cpp itself: leave out --with")
-
-    def calibrator(self) -> NoReturn:
-        raise UsageError("edgekit calibrate runs llama.cpp itself: leave out --with")
 
 
 PROGRAM = OllamaProgram()

@@ -47,6 +47,7 @@ from edgekit.engines.program import (
     NOTHING,
     CalibrateRequest,
     ComparedRow,
+    EngineProgram,
     EngineRun,
     EngineStart,
     Installation,
@@ -75,13 +76,7 @@ _UNLOGGED_PARTS = frozenset({"adapter", "projector"})  # loaded later, and logge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaCppProgram:
-    name: str
-    install: str
-    loads_shards: bool = True
-    has_budget: bool = False
-    has_keys: bool = True
-
+class LlamaCppProgram(EngineProgram):
     def find(self) -> Installation | None:
         """The wheel is found by its package; llama-server has to be searched for and asked."""
         if self.name != XLLAMACPP_NAME or not has_xllamacpp():
@@ -92,9 +87,6 @@ class LlamaCppProgram:
 
     def on_machine(self, machine: Machine, installation: Installation) -> Machine:
         return usable_machine(machine, installation)
-
-    def own_model(self, _reference: str, _files: object, _values: object) -> None:
-        """None: it needs the files."""
 
     def flags_for(self, options: RunOptions, installation: Installation) -> dict[str, Any]:
         """The flags for these options. The bill follows the installed llama.cpp, regardless of other settings."""
