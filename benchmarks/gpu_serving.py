@@ -1,7 +1,7 @@
 """`edgekit serve` and `run` on a real GPU: the bill against the driver, decode speed with and without the gateway, a
-card that is almost full, and an engine that is killed.
+card that is almost full, an engine that is killed, and three models that take turns on the card.
 
-    python benchmarks/gpu_serving.py HEADER.gguf.gz... [--card 24] [--folder DIR]
+    python benchmarks/gpu_serving.py HEADER.gguf.gz... [--card 24] [--folder DIR] [--swap A.gz B.gz C.gz]
 
 llama-server has to be on the PATH, and torch to be installed: it holds the rest of the card, so that only --card GiB of
 it are free. Each model is written with its full size, but as a hole (all weights are zero), with words of its own: the
@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -250,11 +251,66 @@ def measure_run(path: Path) -> None:
     )
 
 
+class CardSampler(threading.Thread):
+    """Samples the memory in use of the first card 20 times a second, until it is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.ended, self.samples = threading.Event(), list[int]()
+
+    def run(self) -> None:
+        while not self.ended.wait(0.05):
+            self.samples.append(used_bytes())
+
+
+def measure_swaps(paths: list[Path], words: list[str], requests: int) -> None:
+    """Models that do not fit on the card together: requests in turn, and the most memory that the driver counts."""
+    before = used_bytes()
+    with serving(*map(str, paths), "--with", "llama-server", *words) as (_, ready):
+        address, names = ready["address"], [model["name"] for model in ready["models"]]
+        seconds, failed, sampler = [], 0, CardSampler()
+        sampler.start()
+        for number in range(requests):
+            begun_s = time.perf_counter()
+            failed += ask(address, names[number % len(names)]) != 200
+            seconds.append(time.perf_counter() - begun_s)
+        sampler.ended.set()
+        sampler.join()
+        say(
+            label="swaps",
+            models=[
+                [model["name"], model["bytes"], model["stays_loaded"]] for model in ready["models"]
+            ],
+            memories=ready["memories"],
+            requests=requests,
+            failed=failed,
+            driver_peak_mib=round((max(sampler.samples) - before) / MIB),
+            samples=len(sampler.samples),
+            median_s=round(statistics.median(seconds), 2),
+            most_s=round(max(seconds), 2),
+        )
+
+
+def ask(address: str, name: str) -> int:
+    """The status of the answer to a short request."""
+    connection = http.client.HTTPConnection(address.removeprefix("http://"))
+    body = {"model": name, "prompt": PROMPT, "max_tokens": 8, "ignore_eos": True}
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+    )
+    reply = connection.getresponse()
+    reply.read()
+    connection.close()
+    return reply.status
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("headers", nargs="+", type=Path)
+    parser.add_argument("headers", nargs="*", type=Path)
     parser.add_argument("--card", type=float, default=24.0)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--swap", nargs="*", type=Path, default=[], help="headers of three models")
+    parser.add_argument("--requests", type=int, default=30, help="to the models of --swap")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="edgekit-gpu-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -274,6 +330,12 @@ def main() -> None:
                     measure_run(path)
                     measure_killed(path)
                 path.unlink()
+            if arguments.swap:
+                paths = [write_model(head, folder) for head in arguments.swap]
+                try:
+                    measure_swaps(paths, ["-c", "8k", "-np", "1"], arguments.requests)
+                except (RuntimeError, AssertionError, OSError) as error:
+                    say(label="swaps", failed=repr(error)[:400])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -32,6 +32,10 @@ if not parse(len(words), arguments, inside, {server}, None):
     sys.exit(1)
 library._Z30common_log_set_verbosity_tholdi(int(sys.argv[sys.argv.index("-lv") + 1]))
 server = xllamacpp.Server(parameters)
+# llama.cpp writes its log in a thread: the line that ends it comes last.
+library._Z15common_log_mainv.restype = ctypes.c_void_p
+library._Z16common_log_flushP10common_log.argtypes = [ctypes.c_void_p]
+library._Z16common_log_flushP10common_log(library._Z15common_log_mainv())
 print(f"0.00.000.000 I srv  llama_server: listening on {{server.listening_address}}", file=sys.stderr, flush=True)
 done = threading.Event()
 for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,7 +1,7 @@
 """A program that behaves as `ollama serve` does, as far as EdgeKit sees it: it runs a real llama-server.
 
-Ollama cannot be installed from PyPI. This one has its API (docs/api.md @ fb30760), its store in the folder of the
-variable OLLAMA_MODELS, and starts llama-server with the words of llm/llama_server.go.
+Ollama cannot be installed from PyPI. This one has its API (docs/api.md @ fb30760), its store of manifests and blobs in
+the folder of the variable OLLAMA_MODELS, and starts llama-server with the words of llm/llama_server.go.
 """
 
 from __future__ import annotations
@@ -20,28 +20,45 @@ if "--version" in sys.argv:
     print("Warning: could not connect to a running Ollama instance\nWarning: client version is 0.14.0")
     sys.exit()
 SERVER, LIBRARY = {server!r}, {library!r}  # names that can be pulled -> files
-store = Path(os.environ["OLLAMA_MODELS"])
-store.mkdir(parents=True, exist_ok=True)
-models = {{}}  # name -> (file, parameters)
+store = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
+(store / "blobs").mkdir(parents=True, exist_ok=True)
 runner = {{}}
+
+def manifest_of(name):
+    name, _, tag = name.partition(":")
+    parts = name.split("/")
+    return store.joinpath("manifests", *["registry.ollama.ai", "library"][: 3 - len(parts)], *parts, tag or "latest")
+
+def blob_of(digest):
+    return store / "blobs" / digest.replace(":", "-")
+
+def write_manifest(name, digest, parameters):
+    layer = {{"mediaType": "application/vnd.ollama.image.model", "digest": digest, "size": blob_of(digest).stat().st_size}}
+    path = manifest_of(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({{"layers": [layer], "parameters": parameters}}))
 
 def start(name):
     if runner.get("name") == name:
         return
     if runner:
         runner["process"].terminate(); runner["process"].wait()
-    file, parameters = models[name]
+    manifest = json.loads(manifest_of(name).read_text())
+    file, parameters = str(blob_of(manifest["layers"][0]["digest"])), manifest["parameters"]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0)); port = probe.getsockname()[1]
     parallel = int(os.environ.get("OLLAMA_NUM_PARALLEL", "1"))
     words = [SERVER, "--model", file, "--port", str(port), "--host", "127.0.0.1", "--offline",
-             "-c", str(parameters["num_ctx"] * parallel), "-np", str(parallel), "-lv", "4",
-             "--no-log-prefix", "--no-log-timestamps", "-b", str(parameters.get("num_batch", 512)),
-             "-ub", str(parameters.get("num_batch", 512))]
+             "-c", str(parameters["num_ctx"] * parallel), "-np", str(parallel), "-lv", os.environ.get("STAND_IN_VERBOSITY", "4"),
+             "--no-log-prefix", "--no-log-timestamps"]
+    batch = parameters.get("num_batch", 512 if parameters["num_ctx"] <= 4096 else 1024)
+    words += ["-b", str(batch), "-ub", str(batch)]
     if cache := os.environ.get("OLLAMA_KV_CACHE_TYPE"):
         words += ["--cache-type-k", cache, "--cache-type-v", cache]
     if "num_gpu" in parameters:
         words += ["-ngl", str(parameters["num_gpu"])]
+    if "num_thread" in parameters:
+        words += ["-t", str(parameters["num_thread"])]
     process = subprocess.Popen(words)  # its log goes to our standard error
     runner.update(name=name, process=process, port=port)
     while process.poll() is None:
@@ -74,40 +91,43 @@ class Handler(BaseHTTPRequestHandler):
             return raw
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
     def do_GET(self):
-        if self.path == "/api/tags":
-            names = [*models, "edgekit-small-999999999:latest", "mine:latest"]
-            return self.reply(200, {{"models": [{{"name": name}} for name in names]}})
         self.reply(200 if self.path == "/api/version" else 404, {{"version": "0.14.0"}})
     def do_HEAD(self):
-        self.reply(200 if (store / self.path.rpartition("/")[2]).exists() else 404)
+        self.reply(200 if blob_of(self.path.rpartition("/")[2]).exists() else 404)
     def do_DELETE(self):
-        name = json.loads(self.body())["model"]
-        models.pop(name, None)
-        with (store / "deleted").open("a") as file: file.write(name + "\n")
+        path = manifest_of(json.loads(self.body())["model"])
+        if not path.exists():
+            return self.reply(404)
+        path.unlink()
         self.reply(200)
     def do_POST(self):
         raw = self.body()
         if self.path.startswith("/api/blobs/"):
             digest = self.path.rpartition("/")[2]
             good = digest == "sha256:" + hashlib.sha256(raw).hexdigest()
-            if good: (store / digest).write_bytes(raw)
+            if good: blob_of(digest).write_bytes(raw)
             return self.reply(201 if good else 400)
         body = json.loads(raw)
         name = body["model"]
         if self.path == "/api/show":
-            return self.reply(200 if name in models else 404, {{}})
+            return self.reply(200 if manifest_of(name).exists() else 404, {{}})
         if self.path == "/api/pull":
             if name not in LIBRARY:
                 return self.reply(200, {{"status": "pulling manifest"}}, {{"error": "file does not exist"}})
-            models[name] = (LIBRARY[name], {{}})
-            size = os.path.getsize(LIBRARY[name])
+            content = Path(LIBRARY[name]).read_bytes()
+            digest, size = "sha256:" + hashlib.sha256(content).hexdigest(), len(content)
+            blob_of(digest).write_bytes(content)
+            write_manifest(name, digest, {{}})
             return self.reply(200, *[{{"status": "pulling", "digest": "sha256:1", "total": size,
                                        "completed": size * part // 4}} for part in range(5)], {{"status": "success"}})
         if self.path == "/api/create":
-            file = models[body["from"]][0] if "from" in body else str(store / next(iter(body["files"].values())))
-            models[name] = (file, body["parameters"])
+            if "from" in body:
+                digest = json.loads(manifest_of(body["from"]).read_text())["layers"][0]["digest"]
+            else:
+                (digest,) = body["files"].values()
+            write_manifest(name, digest, body["parameters"])
             return self.reply(200, {{"status": "success"}})
-        if name not in models:
+        if not manifest_of(name).exists():
             return self.reply(404, {{"error": f"model '{{name}}' not found"}})
         try:
             start(name)

@@ -9,6 +9,14 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+REFUSAL = {
+    "error": {
+        "code": 400,
+        "message": "Failed to load image or audio file",
+        "type": "invalid_request_error",
+    }
+}
+
 
 def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
     return {"choices": [{"delta": delta, "finish_reason": finish}]}
@@ -16,16 +24,27 @@ def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
 
 @contextmanager
 def openai_server(
-    events: Sequence[dict[str, Any]], received: list[dict[str, Any]], *, prefix: str = "data: "
+    events: Sequence[dict[str, Any]],
+    received: list[dict[str, Any]],
+    *,
+    prefix: str = "data: ",
+    refused: str = "",
 ) -> Iterator[str]:
     """Serves the events; yields the address. `received` gets the bodies of the requests.
 
-    `prefix`: before each event; "" for lines of JSON, as Ollama's own API has them.
+    `prefix`: before each event; "" for lines of JSON, as Ollama's own API has them. A request that contains `refused`
+    is answered with status 400, as llama.cpp answers one with an image that it cannot read.
     """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            received.append(json.loads(body))
+            if refused and refused.encode() in body:
+                self.send_response(400)
+                self.end_headers()
+                self.wfile.write(json.dumps(REFUSAL).encode())
+                return
             self.send_response(200)
             self.end_headers()
             for event in events:

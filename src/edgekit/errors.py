@@ -32,6 +32,7 @@ EdgekitError
 ├── KvSpillUnsupportedError      a KV cache cannot be spilled: too slow to read back, or no space
 ├── PredictionError              the real engine runs what EdgeKit refuses
 └── EngineError                  the real engine did not start, with its last output
+    └── RequestRefusedError      a running engine refused one request; it goes on
 """
 
 from __future__ import annotations
@@ -238,6 +239,10 @@ class PredictionError(EdgekitError):
 
 class EngineError(EdgekitError):
     """The real engine did not start, or crashed."""
+
+
+class RequestRefusedError(EngineError):
+    pass
 
 
 _QUOTED_LENGTH = 120

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from edgekit.bill.spill import Purpose
     from edgekit.bill.types import Price
+    from edgekit.engines.program import Installation
     from edgekit.engines.protocol import Engine
     from edgekit.index.types import ModelPurpose
     from edgekit.machine.types import Machine
@@ -74,6 +75,8 @@ class Session:
     may_ask: bool = False
     # The engine is started by EdgeKit, which loads no projector that was not requested.
     text_only: bool = False
+    # The program that EdgeKit starts, which is asked before others; None: none was chosen.
+    program: Installation | None = None
     # Called with the events of app/run.py while an engine starts.
     notify: Callable[[object], None] = field(default=lambda _event: None, repr=False)
 

@@ -150,7 +150,6 @@ def test_files_are_downloaded_if_ranges_are_not_supported(
     result = download_model(reference, why, confirm=confirm, reach=reach)
     (download,) = requests
     assert (download.folder, download.because) == (hub_cache, str(why))
-    assert sorted(file.name for file in download.files) == names
     assert weights_bytes < download.size_bytes < weights_bytes + 4096  # and their headers
     assert links(hub_cache) == names
     assert (result.origin, result.reference) == (Origin.HUB_CACHE, reference)
@@ -309,7 +308,6 @@ def test_only_the_missing_shard_is_downloaded(hub: Hub, reach: Reach, hub_cache:
         return True
 
     download_model("acme/whole-split-GGUF", WHY, confirm=confirm, reach=reach)
-    assert [file.name for file in requests[0].files] == [second.name]
     assert requests[0].size_bytes == second.stat().st_size
 
 

@@ -52,19 +52,21 @@ def asked_estimate(
         if not session.may_ask:
             raise
         session.tell(f"starting a dry run of {rules.title}")
-        return _ask_about_unknown(opened, rules, error)(load, setup)
+        return _ask_about_unknown(opened, rules, error, session)(load, setup)
     if not request.ask_engine:
         return None
     session.tell(f"starting a dry run of {rules.title}")
-    return rules.ask(opened.model, opened.files, load, setup, own)
+    return rules.ask(opened.model, opened.files, load, setup, own, program=session.program)
 
 
-def _ask_about_unknown(opened: OpenModel, rules: Engine, refusal: NewArchitectureError) -> Price:
+def _ask_about_unknown(
+    opened: OpenModel, rules: Engine, refusal: NewArchitectureError, session: Session
+) -> Price:
     """A function that asks about a model that our rules do not know; if the engine has no answer, they are right."""
 
     def ask(load: Load, setup: Setup) -> MemoryEstimate:
         try:
-            return rules.ask(opened.model, opened.files, load, setup, None)
+            return rules.ask(opened.model, opened.files, load, setup, None, program=session.program)
         except (EngineError, UsageError) as error:
             raise NewArchitectureError(f"{refusal}; asked on this machine: {error}") from error
 
@@ -98,7 +100,9 @@ def _asked_choice(opened: OpenModel, choice: Choice, request: Request, session: 
     rules, load = engine_named(task.engine), task.load_of(candidate.tokens)
     setup = priced.placement.setup
     session.tell(f"starting a dry run of {rules.title}")
-    asked = rules.ask(task.model, opened.files, load, setup, priced.estimate)
+    asked = rules.ask(
+        task.model, opened.files, load, setup, priced.estimate, program=session.program
+    )
     with_bill = replace(task, bill=_one_bill(price_of(task), load, setup, asked))
     fitting = Fitting(with_bill, priced.placement)
     return replace(choice, candidate=_judged(replace(candidate, fitting=fitting)))
@@ -131,7 +135,7 @@ def _unknown_choice(
         raise error
     rules = engine_named(task.engine)
     session.tell(f"starting a dry run of {rules.title}")
-    ask = _ask_about_unknown(opened, rules, error)
+    ask = _ask_about_unknown(opened, rules, error, session)
     bills: dict[tuple[Load, Setup], MemoryEstimate] = {}
 
     def bill(load: Load, setup: Setup) -> MemoryEstimate:

@@ -135,11 +135,11 @@ def _first_found(
 ) -> ModelFiles:
     """The files of the first reference that can be had: one that is here already, else one that is downloaded."""
     offline = replace(session.reach, network=False)
-    sees = projector and entry is not None and ModelPurpose.VISION in entry.kinds
+    needs_projector = projector and entry is not None and ModelPurpose.VISION in entry.kinds
     for reference in references:
         with suppress(SourceError):
             files = local_files(reference, offline, None)
-            if session.reach.network and _lacks_files(files, sees=sees):
+            if session.reach.network and _lacks_files(files, needs_projector=needs_projector):
                 with suppress(RemoteInspectError):  # what is here is better than nothing
                     return _download(reference, session, confirm, projector=projector)
             return files
@@ -160,12 +160,12 @@ def _first_found(
     raise none_found(name, references, last_error) from last_error
 
 
-def _lacks_files(files: ModelFiles, *, sees: bool) -> bool:
+def _lacks_files(files: ModelFiles, *, needs_projector: bool) -> bool:
     """Whether a model in the hub's cache seems to lack what is needed to run it: another program cached it."""
     if files.origin is not Origin.HUB_CACHE:
         return False
     if files.container is Container.GGUF:
-        return sees and not files.projectors
+        return needs_projector and not files.projectors
     return not files.others
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -71,7 +72,7 @@ class ChosenProgram:
     @property
     def shares_memory(self) -> bool:
         """Whether other models can be loaded next to this one: the program takes no more than the model needs."""
-        return not self.engine.chooses_repositories
+        return self.engine.shares_memory
 
     def on_machine(self, machine: Machine) -> Machine:
         """The machine, with only what the program can use of it."""
@@ -83,8 +84,8 @@ def choose_program(
 ) -> ChosenProgram:
     """The program for `run` or `serve`.
 
-    `engine` and `wanted` are what --engine and --with name. Raises UsageError if the two do not belong together, and
-    MissingExtraError if nothing is installed.
+    `engine` and `wanted` are what --engine and --with name. Raises UsageError if the two do not belong together,
+    EngineError with the problems of the programs that were found, and MissingExtraError if none was.
     """
     if wanted is not None:
         target = engine_of_program(wanted, verb)
@@ -92,15 +93,25 @@ def choose_program(
             raise UsageError(
                 f"--with {wanted} runs {target.name}, not --engine {engine_named(engine).name}: give one of the two"
             )
-        program = target.program(verb, wanted)
-        return _chosen(verb, target, program, _installation_of(target, program))
+        programs = {wanted: target.program(verb, wanted)}
+        found, problems = _best_of(target, programs)
+        if found is None:
+            raise _not_usable(wanted, programs, problems)
+        return _chosen(verb, target, *found)
     targets = _engines_for(reference, verb, session) if engine is None else (engine_named(engine),)
     targets[0].program(verb)  # raises UsageError if EdgeKit does not start it
+    all_problems: list[str] = []
     for target in targets:
-        if (found := _best_of(target, verb)) is not None:
-            return _chosen(verb, target, *found)
-    ways = "; or ".join(program.install for program in _programs(targets[0], verb).values())
-    raise MissingExtraError(f"{targets[0].name} is not installed: {ways}")
+        programs = _programs(target, verb)
+        if not detect().devices:  # no build is better than another: no search
+            for program in programs.values():
+                if (installation := program.find()) is not None:
+                    return _chosen(verb, target, program, installation)
+        found, problems = _best_of(target, programs)
+        all_problems += problems
+        if found is not None:
+            return _chosen(verb, target, *found, problems=all_problems)
+    raise _not_usable(targets[0].name, _programs(targets[0], verb), all_problems)
 
 
 def _programs(engine: Engine, verb: str) -> dict[str, EngineProgram]:
@@ -112,44 +123,52 @@ def _programs(engine: Engine, verb: str) -> dict[str, EngineProgram]:
     }
 
 
-def _best_of(engine: Engine, verb: str) -> tuple[EngineProgram, Installation] | None:
-    """The best program of an engine that is installed; None if none is."""
-    programs = _programs(engine, verb)
-    at_hand = [
-        (program, found) for program in programs.values() if (found := program.find()) is not None
+def _best_of(
+    engine: Engine, programs: Mapping[str, EngineProgram]
+) -> tuple[tuple[EngineProgram, Installation] | None, list[str]]:
+    """The best installation of these programs, None if there is none; and why others cannot be used."""
+    listed = [item for item in engine.installations(ANSWER_S) if item.program in programs]
+    problems = [
+        f"{item.program}{f' ({item.path})' if item.path else ''}: {item.problem}"
+        for item in listed
+        if item.problem
     ]
-    if at_hand and not detect().devices:  # no build is better than another: no search
-        return at_hand[0]
-    for installation in engine.installations(ANSWER_S):
-        if installation.program in programs and not installation.problem:
-            return programs[installation.program], installation
-    return at_hand[0] if at_hand else None
+    names = {item.program for item in listed}
+    for item in listed:
+        if not item.problem:
+            return (programs[item.program], item), problems
+    for program in programs.values():
+        if program.name not in names and (found := program.find()) is not None:
+            return (program, found), problems
+    return None, problems
 
 
-def _installation_of(engine: Engine, program: EngineProgram) -> Installation:
-    """The best installation of a program that was asked for. Raises MissingExtraError if there is none."""
-    problem = ""
-    for installation in engine.installations(ANSWER_S):
-        if installation.program == program.name:
-            if not installation.problem:
-                return installation
-            problem = problem or f"{installation.path}: {installation.problem}"
-    found = program.find()
-    if found is not None:
-        return found
-    if problem:
-        raise EngineError(f"{program.name} cannot be started: {problem}")
-    raise MissingExtraError(f"{program.name} was not found: {program.install}")
+def _not_usable(
+    name: str, programs: Mapping[str, EngineProgram], problems: Sequence[str]
+) -> EngineError | MissingExtraError:
+    """The error if no program can be used: they have problems, or none is installed."""
+    ways = "; or ".join(program.install for program in programs.values())
+    if problems:
+        return EngineError(
+            f"{name} cannot be started: {'; '.join(problems)}. To install it: {ways}"
+        )
+    return MissingExtraError(f"{name} is not installed: {ways}")
 
 
 def _chosen(
-    verb: str, engine: Engine, program: EngineProgram, installation: Installation
+    verb: str,
+    engine: Engine,
+    program: EngineProgram,
+    installation: Installation,
+    *,
+    problems: Sequence[str] = (),
 ) -> ChosenProgram:
     machine, note = detect(), ""
     if machine.devices and not program.on_machine(machine, installation).devices:
+        others = f"; not usable: {'; '.join(problems)}" if problems else ""
         note = (
             f"{installation.program} has no support for this machine's GPU, so the model runs on the CPU: "
-            "`edgekit hardware` lists the programs found"
+            f"`edgekit hardware` lists the programs found{others}"
         )
     return ChosenProgram(
         engine=engine,

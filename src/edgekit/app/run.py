@@ -23,7 +23,7 @@ from edgekit.bill.types import Job, Start
 from edgekit.engines import startable
 from edgekit.engines.commands import visible_cards
 from edgekit.engines.flags import companions_in
-from edgekit.engines.program import Address, EngineStart, LocalWeights
+from edgekit.engines.program import Address, EngineStart, LocalWeights, OwnModel
 from edgekit.errors import EdgekitError, SourceError, UsageError
 from edgekit.index.repositories import original_repository
 from edgekit.index.types import ModelPurpose
@@ -31,7 +31,7 @@ from edgekit.machine.probes import detect
 from edgekit.machine.types import Machine, MemoryLimit
 from edgekit.model import open_model
 from edgekit.request import Request, Session
-from edgekit.sources.download import LocalGguf, find_weights, local_files
+from edgekit.sources.download import LocalGguf, find_weights, local_files, require_consent
 from edgekit.sources.types import Container, Origin, Reach
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def judge(
     request: Request, chosen: ChosenProgram, opened: OpenModel, job: Job | None, session: Session
 ) -> Judged:
     """The verdict for the memory that is free now. A model that does not fit is not an error here."""
-    session = replace(session, text_only=True)
+    session = replace(session, text_only=True, program=chosen.installation)
     engine = chosen.engine
     request = request.with_flags(
         engine.name, {**engine.run_flags, **request.flags.get(engine.name, {})}
@@ -188,29 +188,41 @@ def fetch(
     """
     published, opened = _open(reference, request, chosen, session)
     files, known = opened.files, chosen.engine.known_projector
+    own = chosen.program.own_model(
+        published[0] if published else reference, files, request.values(chosen.engine.name)
+    )
     has_projector = bool(files.projectors if files is not None else known(opened, {}))
-    if has_projector and chosen.program.own_name(reference, files):
+    if has_projector and own is not None:
         request = _with_projector_flag(request, chosen)  # the program loads it without being asked
     if not has_projector and _loads_projector_next_to_model(request, chosen):
-        raise _sees_nothing(reference)
+        raise _no_projector(reference)
     request = _to_embed(request, chosen, opened)
     judged = judge(request, chosen, opened, job, session)
     judged.refuse_or_warn()
+    chosen.program.with_limits(judged.check.result)  # raises before anything is downloaded
+    if own is not None:
+        return judged, _own_weights(own, judged)
     weights = _find_files(reference, published, judged)
-    if published and not weights.name:
+    if published:
         judged = judge(request, chosen, open_model(weights.model), job, session)
         judged.refuse_or_warn()
     return judged, weights
 
 
-def with_projector(request: Request, chosen: ChosenProgram, images: tuple[Image, ...]) -> Request:
+def with_projector(
+    request: Request, chosen: ChosenProgram, images: tuple[Image, ...], *, from_conversation: bool
+) -> Request:
     """The request for prompts with these images: a projector next to the model is loaded, unless one was named.
 
-    Raises UsageError if the engine does not read such images.
+    `from_conversation`: none is from --image. Raises UsageError if the engine does not read such images.
     """
     engine = chosen.engine
     if not engine.image_types:
         able = " or ".join(other.name for other in startable("run") if other.image_types)
+        if from_conversation:
+            raise UsageError(
+                f"this conversation has images: {engine.name} takes text only, use --engine {able}"
+            )
         raise UsageError(f"--image needs --engine {able}: {engine.name} takes text only")
     for image in images:
         if image.media_type not in engine.image_types:
@@ -239,7 +251,7 @@ def check_tools(chosen: ChosenProgram, tools: tuple[Mapping[str, Any], ...]) -> 
         )
 
 
-def sees(chosen: ChosenProgram, weights: LocalWeights) -> bool:
+def takes_images(chosen: ChosenProgram, weights: LocalWeights) -> bool:
     """Whether prompts for this engine may have images."""
     is_own = bool(weights.name)  # of the program, which has its projector too
     has_projector = is_own or weights.projector is not None or not _projector_key(chosen)
@@ -257,7 +269,7 @@ def _loads_projector_next_to_model(request: Request, chosen: ChosenProgram) -> b
     return companions.get("projector") == NEXT_TO_MODEL
 
 
-def _sees_nothing(reference: str) -> UsageError:
+def _no_projector(reference: str) -> UsageError:
     return UsageError(
         f"{reference} has no image projector (an mmproj file) next to it: if it is a vision model, name one with"
         " --mmproj FILE (edgekit download gets it with the model); else choose a vision model (edgekit search"
@@ -290,7 +302,7 @@ def _open(
     if ModelPurpose.EMBEDDING in entry.kinds and not chosen.serves:
         raise UsageError(_EMBEDS.format(reference))
     if ModelPurpose.VISION not in entry.kinds and _loads_projector_next_to_model(request, chosen):
-        raise _sees_nothing(reference)
+        raise _no_projector(reference)
     if not chosen.engine.loads_gguf:
         if match.note:
             session.notify(EngineMessage(match.note))
@@ -364,14 +376,26 @@ def _require_runnable(resolved: ResolvedModel, chosen: ChosenProgram) -> OpenMod
     return opened
 
 
+def _own_weights(own: OwnModel, judged: Judged) -> LocalWeights:
+    """The model in the program's own store, if it is there already or the user lets the program download it."""
+    session, files = judged.session, judged.opened.files
+    if not own.is_here:
+        parts = () if files is None else (*files.weights, *files.projectors[:1])
+        known_bytes = sum(file.size_bytes or 0 for file in parts)
+        require_consent(
+            own.name,
+            size_bytes=known_bytes or judged.check.bill.estimate.weights_bytes,
+            folder=own.store,
+            reach=session.reach,
+            confirm=session.confirm,
+        )
+    return LocalWeights(model=Path(), name=own.name)
+
+
 def _find_files(reference: str, published: tuple[str, ...], judged: Judged) -> LocalWeights:
     """The files of the model, its draft model, adapters and projector. Downloads remote ones."""
     request, session = judged.request, judged.session
     engine = judged.chosen.engine
-    if own := judged.chosen.program.own_name(
-        published[0] if published else reference, judged.opened.files
-    ):
-        return LocalWeights(model=Path(), name=own)
     if not engine.loads_gguf:
         name = published[0] if published else reference
         found = local_files(name, session.reach, session.confirm, to_run=True)
@@ -432,7 +456,7 @@ def run(
         starter = judged.chosen.program.open(weights.model, stack, judged.request.budget_bytes)
         tokens = None if prompt is None else starter.tokens_in(prompt)
         # No text has more tokens than bytes, which is a good enough bound for a short prompt.
-        bound = 0 if prompt is None else prompt.size_bytes + _tokens_beside(judged, prompt)
+        bound = 0 if prompt is None else prompt.size_bytes + _tokens_outside_text(judged, prompt)
         judged = judged.judge_again(job(bound if tokens is None else tokens))
         sizes_context = tokens is None and judged.request.context is None
         uncounted = prompt if sizes_context else None
@@ -500,12 +524,12 @@ def _count_tokens(judged: Judged, path: Path, prompt: Prompt) -> int | None:
 
         with open_text(path) as engine:
             texts = (engine.tokenizer.encode_plain(text) for text in prompt.texts if text)
-            return sum(map(len, texts)) + _tokens_beside(judged, prompt)
+            return sum(map(len, texts)) + _tokens_outside_text(judged, prompt)
     return None
 
 
-def _tokens_beside(judged: Judged, prompt: Prompt) -> int:
-    """The most tokens of a prompt besides its texts: images, and the chat template around tools.
+def _tokens_outside_text(judged: Judged, prompt: Prompt) -> int:
+    """The most tokens of a prompt outside its texts: images, and the chat template around tools.
 
     0 for a prompt of text, which the engine counts itself.
     """
@@ -556,7 +580,10 @@ def _start_engine(
             problem = ""
             try:  # `edgekit hardware` shows the predictions that were outside their bounds
                 remember_rows(
-                    judged.check.bill.label, running.rows, engine=engine, version=running.version
+                    judged.check.bill.label,
+                    running.rows,
+                    engine=running.program or engine,
+                    version=running.version,
                 )
             except SourceError as error:
                 problem = str(error)

@@ -21,7 +21,13 @@ from edgekit.engines.chat import (
     TextGenerator,
     fit_prompt,
 )
-from edgekit.errors import ContextTooLargeError, EdgekitError, TextError, UsageError
+from edgekit.errors import (
+    ContextTooLargeError,
+    EdgekitError,
+    RequestRefusedError,
+    TextError,
+    UsageError,
+)
 from edgekit.report.run import tool_calls_text
 from edgekit.request import Request
 
@@ -38,7 +44,7 @@ class Writer:
     request: Request
     sampling: Sampling
     tools: tuple[Mapping[str, Any], ...] = ()
-    sees: bool = False  # whether prompts may have images
+    takes_images: bool = False
     say: Callable[[str], None]
     show_reasoning: Callable[[str], None]
 
@@ -147,6 +153,10 @@ def chat(
         except (TextError, UsageError) as error:
             warn(str(error))
             continue
+        except RequestRefusedError as error:
+            images = ()  # perhaps one of them is the reason
+            warn(f"{error}; this message is not part of the chat")
+            continue
         images = ()
         try:
             transcript.add(question, answer_message("".join(shown), written))
@@ -156,7 +166,7 @@ def chat(
 
 def _with_image(writer: Writer, images: tuple[Image, ...], name: str) -> tuple[Image, ...]:
     """The images of the next message, with one more. Raises UsageError."""
-    if not writer.sees:
+    if not writer.takes_images:
         raise UsageError(
             "the model was started without its image projector: start the chat with --image FILE or --mmproj auto"
         )

@@ -609,7 +609,7 @@ def start_options(verb: str) -> Rows:
         "before it starts": {
             "--download-up-to SIZE": "largest download to make (default: anything that fits)",
             "--no-download": "never download",
-            "-y, --yes": "download a model of the index without asking",
+            "-y, --yes": "download without asking",
             "-t, --threads N": "CPU threads (default: one per core)",
             "--force": "start even if the model does not fit (it may swap, or be killed)",
         },
@@ -660,7 +660,7 @@ in a chat: /image FILE adds an image to the next message, /save NAME saves the c
 
 exit codes: 0 done, 2 wrong usage, program not installed, or refused by it, 3 does not fit or stopped before memory ran
 out, 4 not found, no access, or the conversation not saved, 5 unreadable, or the program died (with its last output),
-130 interrupted
+130 interrupted, 143 ended by SIGTERM
 """
 
 

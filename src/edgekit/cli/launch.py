@@ -30,6 +30,7 @@ from edgekit.cli.prompt import images_of, open_transcript, read_prompt, sampling
 from edgekit.engines import startable
 from edgekit.engines.chat import GenerationResult, Prompt
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
+from edgekit.engines.process import ending_in_order
 from edgekit.engines.program import RunOptions
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.plan.choice import check_users
@@ -38,6 +39,7 @@ from edgekit.report.json import json_text
 from edgekit.report.run import (
     comparison_text,
     differences_words,
+    engine_text,
     generation_json,
     verdict_text,
     written_text,
@@ -73,7 +75,7 @@ class StderrNotices:
                 parts = differences_words(running.rows)
                 if parts:
                     warn(
-                        f"the estimate differs from what {engine} {running.version} allocated: {parts}"
+                        f"the estimate differs from what {engine_text(engine, running)} allocated: {parts}"
                     )
                 if problem:
                     warn(f"the difference could not be saved: {problem}")
@@ -172,14 +174,16 @@ def download_limit(
 ) -> Callable[[Download], bool] | None:
     """The function that allows downloads up to --download-up-to; None with --no-download.
 
-    A catalog model is downloaded only with --yes or --download-up-to, or after a yes at the terminal.
+    Without --yes or --download-up-to it asks at the terminal. Without a terminal a repository is downloaded, because
+    it was named; a name of the index is not.
     """
     if arguments.no_download:
         return None
     text = arguments.download_up_to
     limit = None if text is None else read("--download-up-to", parse_size, text)
     name = next((name for name in names if index_match(name) is not None), "")
-    asks = name and not arguments.yes and limit is None
+    has_terminal = sys.stdin is not None and sys.stdin.isatty()
+    asks = not arguments.yes and limit is None and (has_terminal or name)
 
     def confirm(download: Download) -> bool:
         if not asks:
@@ -187,7 +191,7 @@ def download_limit(
         description = (
             f"{download.label}, {format_download(download.size_bytes)}, to {download.folder}"
         )
-        if not (sys.stdin is not None and sys.stdin.isatty()):
+        if not has_terminal:
             raise UsageError(f"{name} is not on this machine. To download {description}, add --yes")
         sys.stderr.write(f"Download {description}? [Y/n] ")
         sys.stderr.flush()
@@ -214,6 +218,7 @@ def refusal(error: DoesNotFitError, *, as_json: bool, in_one_line: bool = False)
     return "", error.exit_code
 
 
+@ending_in_order()
 def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
     """Write the answer as it comes, or chat if there is no prompt. Returns the JSON and the exit code."""
     sampling, images, tools = sampling_of(arguments), images_of(arguments), tools_of(arguments)
@@ -244,7 +249,9 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
             run.check_tools(chosen, tools)
             every_image = (*images, *Prompt(messages=transcript.messages).images)
             if every_image:
-                request = run.with_projector(request, chosen, every_image)
+                request = run.with_projector(
+                    request, chosen, every_image, from_conversation=not images
+                )
             # The prompt is not counted yet: only a model that cannot hold any prompt is refused.
             job = run.job_of(prompt, 1, new_tokens)
             judged, weights = run.fetch(reference, request, chosen, session, job=job)
@@ -254,7 +261,7 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
                 request=request,
                 sampling=sampling,
                 tools=tools,
-                sees=run.sees(chosen, weights),
+                takes_images=run.takes_images(chosen, weights),
                 say=notices.say,
                 show_reasoning=notices.write,
             )

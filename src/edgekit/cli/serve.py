@@ -219,12 +219,11 @@ class _Serving:
     def _lives(self, restarts: int | None) -> tuple[str, int]:
         count, wait_s = 0, _FIRST_WAIT_S
         while True:
-            begun_s = time.monotonic()
             try:
                 return self._once()
             except _DiedError as died:
                 count += 1
-                if time.monotonic() - begun_s > _STEADY_S:
+                if died.uptime_s > _STEADY_S:
                     count, wait_s = 1, _FIRST_WAIT_S
                 if restarts is not None and count > restarts:
                     return self._failed(died)
@@ -247,6 +246,7 @@ class _Serving:
             server, guard = running.server, running.guard
             if server is None or guard is None:
                 raise TypeError("this engine does not serve")
+            ready_s = time.monotonic()
             try:
                 address = self.front.ready(running, server)
                 if self.as_json:  # inside the try: a reader of the JSON may stop the server at once
@@ -267,7 +267,11 @@ class _Serving:
             self.front.gone(why)
             if self.as_json:
                 print_event(ended_json(ended))
-            raise _DiedError(why, MemoryPressureError if guard.starved else EngineError)
+            raise _DiedError(
+                why,
+                MemoryPressureError if guard.starved else EngineError,
+                uptime_s=time.monotonic() - ready_s,
+            )
 
     def _failed(self, died: _DiedError) -> tuple[str, int]:
         """The exit code of an engine that is not started again. Its end has been printed as JSON."""
@@ -287,6 +291,8 @@ class _Serving:
 class _DiedError(EdgekitError):
     """An engine that was ready has died."""
 
-    def __init__(self, why: str, kind: type[EngineError | MemoryPressureError]) -> None:
+    def __init__(
+        self, why: str, kind: type[EngineError | MemoryPressureError], *, uptime_s: float
+    ) -> None:
         super().__init__(why)
-        self.kind = kind
+        self.kind, self.uptime_s = kind, uptime_s

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
 
+from edgekit.engines.program import signal_name
 from edgekit.errors import one_line
 from edgekit.machine.surroundings import Surroundings
 from edgekit.machine.types import System
@@ -81,7 +82,8 @@ def ask_program(
     text = "\n".join(b"".join(stream).decode(errors="replace") for stream in pieces)
     if not problem and process.returncode:
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
-        problem = f"it ends with {_ending(process.returncode)}"
+        code = process.returncode
+        problem = f"it ends with {f'exit code {code}' if code > 0 else signal_name(-code)}"
         problem = ": ".join(filter(None, (problem, one_line(last, _PROBLEM_CHARS))))
     return ProgramOutput(text=text, problem=problem)
 
@@ -108,15 +110,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()
-
-
-def _ending(code: int) -> str:
-    if code > 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
 
 
 def in_parallel(function: Callable[[Item], Result], items: Iterable[Item]) -> tuple[Result, ...]:

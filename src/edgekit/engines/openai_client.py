@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edgekit.engines.chat import Fitted, GenerationResult, Image, Message, Prompt, Sampling
-from edgekit.errors import ContextTooLargeError, EngineError
+from edgekit.errors import ContextTooLargeError, EngineError, RequestRefusedError
 
 LINE_BYTES = 4 * 2**20  # one event: a token and its figures
 REPLY_BYTES = 64 * 2**20  # one reply: the tokens of a prompt
@@ -163,10 +163,10 @@ class OpenAiClient:
                 connection.request("GET", path, headers=headers)
             else:
                 connection.request("POST", path, json.dumps(dict(body)).encode(), headers)
-            reply = connection.getresponse()
-            if reply.status != http.client.OK:
-                raise self._refusal(self._object(reply.read(REPLY_BYTES)), reply.status)
-            yield reply
+            with connection.getresponse() as reply:
+                if reply.status != http.client.OK:
+                    raise self._refusal(self._object(reply.read(REPLY_BYTES)), reply.status)
+                yield reply
         except (OSError, http.client.HTTPException) as error:
             raise EngineError(f"{self._program} no longer answers: {error}") from error
         finally:
@@ -196,8 +196,12 @@ class OpenAiClient:
         kinds = {str(error.get("type")), str(error.get("code"))}
         if kinds & _CONTEXT_EXCEEDED or (self._too_long and re.search(self._too_long, message)):
             return ContextTooLargeError(f"{self._program}: {message}")
+        if status is None and isinstance(error.get("code"), int):
+            status = error["code"]
+        is_refusal = status is not None and 400 <= status < 500
         code = "" if status is None else f" (HTTP {status})"
-        return EngineError(f"{self._program} refused the request{code}: {message}")
+        kind = RequestRefusedError if is_refusal else EngineError
+        return kind(f"{self._program} refused the request{code}: {message}")
 
 
 _FINISHES = {"stop": "stop", "length": "length", "tool_calls": "stop", "function_call": "stop"}

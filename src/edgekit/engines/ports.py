@@ -128,6 +128,11 @@ def connectable(host: str) -> str:
     return wild.get(host, host)
 
 
+def url_of(host: str, port: int | str) -> str:
+    """The address for clients of a server that listens there."""
+    return f"http://{in_address(connectable(host))}:{port}"
+
+
 def in_address(host: str) -> str:
     """The host as written in a URL."""
     return f"[{host}]" if ":" in host else host

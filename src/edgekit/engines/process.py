@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,15 +28,20 @@ from typing import IO, Any, Protocol, Self, TypeVar
 import psutil
 
 from edgekit.engines.ports import check_port, in_use
-from edgekit.engines.program import Ended, Resident, Server
+from edgekit.engines.program import Ended, Resident, Server, signal_name
 from edgekit.engines.watch import MappedFiles, Probes, Watch, say_nothing
 from edgekit.errors import EngineError, MemoryPressureError
-from edgekit.machine.surroundings import number_in, pairs_of
+from edgekit.machine.surroundings import family, number_in, pairs_of
 from edgekit.units import GIB, KIB, format_bytes
 
 _LINE_BYTES = 65_536  # of the log: a longer line arrives in pieces
 Message = dict[str, Any]
 _TETHERED = Path(__file__).with_name("tethered.py")
+ON_WINDOWS = os.name == "nt"
+# On Windows, what keeps Ctrl-C from a process, as its own session does elsewhere; 0 on other systems.
+_CREATION_FLAGS = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(
+    subprocess, "CREATE_NO_WINDOW", 0
+)
 
 
 class ChildProcess:
@@ -56,25 +61,31 @@ class ChildProcess:
         has_messages: bool = True,
     ) -> None:
         """Starts the process. EngineError if it cannot be started. `has_messages`: it is a child of EdgeKit's own."""
+        needs_input = has_messages
         if not has_messages:
-            if shutil.which(command[0]) is None:
+            program = shutil.which(command[0])
+            if program is None:
                 raise EngineError(f"{command[0]} is not a program that can be started")
-            command = _tethered(command)
+            if not ON_WINDOWS:  # there, it outlives an EdgeKit that is killed
+                command = [sys.executable, "-P", str(_TETHERED), program, *command[1:]]
+                needs_input = True
 
         def begin() -> subprocess.Popen[bytes]:
             return subprocess.Popen(  # noqa: S603 - our own script, or the engine's program; no shell
                 list(command),
-                stdin=subprocess.PIPE if has_messages else subprocess.DEVNULL,
+                stdin=subprocess.PIPE if needs_input else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=dict(environment),
                 start_new_session=True,
+                creationflags=_CREATION_FLAGS,
             )
 
         try:
             self._process = _starting_thread().submit(begin).result()
         except (OSError, ValueError) as error:
             raise EngineError(f"cannot start a process for the engine: {error}") from error
+        self._ends_with_input = has_messages
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._on_line, self._on_message = on_line, on_message or self._messages.put
         readers = [
@@ -121,12 +132,16 @@ class ChildProcess:
 
     def ask_to_end(self) -> None:
         """Asks the child to end; it may still take some time."""
-        self._close_input()  # asks the child to end on every system; SIGTERM does not
+        if self._ends_with_input:
+            self._close_input()
+        if ON_WINDOWS:  # it has no SIGTERM
+            self.kill()
+            return
         with self._reaping:
             if not self._exited.is_set():
                 with suppress(ProcessLookupError, PermissionError):
                     # Not Popen.terminate, which reaps a child that has just ended: `_reap` would wait forever.
-                    os.kill(self._process.pid, signal.SIGTERM)  # on Windows, the same as terminate
+                    os.kill(self._process.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Kills the child and all processes that it started."""
@@ -135,11 +150,13 @@ class ChildProcess:
                 self._kill_group()
 
     def _kill_group(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            if hasattr(os, "killpg"):
+        if not ON_WINDOWS:
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            else:
-                self._process.kill()
+            return
+        for pid in family(self._process.pid, psutil):
+            with suppress(psutil.Error):
+                psutil.Process(pid).kill()
 
     def _reap(self) -> None:
         """Waits for the end of the child, and kills what it has left behind: that may hold the memory of a GPU."""
@@ -196,24 +213,6 @@ def _starting_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="edgekit-start")
 
 
-def _tethered(command: Sequence[str]) -> list[str]:
-    """The command, on Linux by way of a script that ends the program, and what it starts, with this process.
-
-    Elsewhere a program outlives this process if that is killed.
-    """
-    if sys.platform != "linux":
-        return list(command)
-    return [sys.executable, "-P", str(_TETHERED), str(os.getpid()), *command]
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9; for an unknown number, the number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 @contextmanager
 def ending_in_order() -> Iterator[None]:
     """Turns SIGTERM and SIGHUP into SystemExit, so that the program cleans up as it does after Ctrl-C."""
@@ -264,7 +263,25 @@ def read_status(pid: int) -> dict[str, int]:
 
 
 def resident_of(pid: int) -> Resident | None:
-    """Resident memory of a process; None if it is gone or its memory is unknown."""
+    """Resident memory of a process and all that it has started; None if it is gone or its memory is unknown."""
+    found = [resident for each in family(pid, psutil) if (resident := _resident_alone(each))]
+    if not found:
+        return None
+
+    def total(sizes: Iterable[int | None]) -> int | None:
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(found) else None
+
+    return Resident(
+        when="now",
+        resident_bytes=sum(each.resident_bytes for each in found),
+        anonymous_bytes=total(each.anonymous_bytes for each in found),
+        file_bytes=total(each.file_bytes for each in found),
+        swapped_bytes=sum(each.swapped_bytes for each in found),
+    )
+
+
+def _resident_alone(pid: int) -> Resident | None:
     if (resident := resident_at("now", read_status(pid))) is not None:
         return resident
     with suppress(psutil.Error):
@@ -273,12 +290,9 @@ def resident_of(pid: int) -> Resident | None:
 
 
 def family_resident_bytes(pid: int) -> int | None:
-    """Resident memory of a process and all that it has started, which may hold the model; None if it is gone."""
-    with suppress(psutil.Error):
-        children = psutil.Process(pid).children(recursive=True)
-        found = [resident_of(each) for each in (pid, *(child.pid for child in children))]
-        return sum(resident.resident_bytes for resident in found if resident is not None)
-    return None
+    """Resident memory of a process and all that it has started; None if it is gone or its memory is unknown."""
+    resident = resident_of(pid)
+    return None if resident is None else resident.resident_bytes
 
 
 # --- a server program
@@ -398,7 +412,7 @@ class ServerProcess:
         return self._log_read.wait(timeout_s)
 
     def resident(self) -> Resident | None:
-        """Its resident memory; None if it is gone or the system does not tell."""
+        """Resident memory of it and all that it has started; None if it is gone or the system does not tell."""
         return None if self.poll() is not None else resident_of(self.pid)
 
     def maps(self, path: Path) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from edgekit.errors import UsageError
 
 if TYPE_CHECKING:
     from edgekit.bill.spill import Purpose
@@ -24,10 +27,19 @@ class LocalWeights:
     """Files on this machine: the model and its companions."""
 
     model: Path
-    name: str = ""  # of a model that the program downloads itself; `model` is then empty
+    name: str = ""  # of a model in the program's own store; `model` is then empty
     drafter: Path | None = None
     adapters: tuple[Path, ...] = ()
     projector: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnModel:
+    """A model that the program itself downloads, into a store of its own."""
+
+    name: str  # as the program calls it: "hf.co/org/name:Q4_K_M"
+    store: Path
+    is_here: bool  # it is in the store already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +110,14 @@ class Ended:
     last_words: str  # the end of its log
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; for an unknown number, the number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 class Server(Protocol):
     """An engine that serves HTTP."""
 
@@ -143,6 +163,7 @@ class RunningEngine:
 
     generator: TextGenerator
     version: str = ""
+    program: str = ""  # whose version it is, if that has the engine inside: "Ollama"
     rules_version: str = ""  # the engine's version that the bill's rules follow
     rows: tuple[ComparedRow, ...] = ()  # the bill compared with the engine's report, if it has one
     server: Server | None = None  # None: it does not serve HTTP
@@ -214,65 +235,70 @@ class EngineRun:
     notes: tuple[str, ...] = ()
 
 
-class EngineProgram(Protocol):
-    """Starts one engine, by one of the programs that run it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProgram:
+    """Starts one engine, by one of the programs that run it. Base class: a program has what differs."""
 
-    @property
-    def name(self) -> str:
-        """As --with takes it."""
-        ...
-
-    @property
-    def loads_shards(self) -> bool:
-        """Whether it loads models in several files."""
-        ...
-
-    @property
-    def has_budget(self) -> bool:
-        """Whether it can limit its process to a number of bytes."""
-        ...
-
-    @property
-    def has_keys(self) -> bool:
-        """Whether its server can demand an API key."""
-        ...
-
-    @property
-    def install(self) -> str:
-        """What to do if it is not on this machine: "pip install ..."."""
-        ...
+    name: str  # as --with takes it
+    install: str  # what to do if it is not on this machine: "pip install ..."
+    loads_shards: bool = True  # models in several files
+    has_budget: bool = False  # it can limit its process to a number of bytes
+    has_keys: bool = True  # its server can demand an API key
 
     def find(self) -> Installation | None:
         """An installation that is found without starting anything; None: unknown, or there is none."""
+        return None
 
-    def on_machine(self, machine: Machine, installation: Installation, /) -> Machine:
+    def on_machine(self, machine: Machine, _installation: Installation, /) -> Machine:
         """The machine, with only what this installation can use of it."""
+        return machine
 
-    def own_name(self, reference: str, files: ModelFiles | None, /) -> str:
-        """The name by which the program itself downloads a model of a hub; "": it needs the files."""
+    def own_model(
+        self, _reference: str, _files: ModelFiles | None, _values: Mapping[str, Any], /
+    ) -> OwnModel | None:
+        """The model as the program itself downloads it; None: it needs the files.
+
+        `files` None: only the repository is known. Raises UsageError for values of the engine's flags that the program
+        has no equivalent of.
+        """
+        return None
 
     def flags_for(self, options: RunOptions, installation: Installation, /) -> dict[str, Any]:
         """The engine's flags that follow from these options and from the installation."""
+        raise NotImplementedError
 
     def request_limits(self, verdict: Verdict, weights: LocalWeights, /) -> RequestLimits:
         """What requests to its server must keep to, so that it stays inside the bill."""
+        raise NotImplementedError
 
     def with_limits(self, verdict: Verdict, /) -> Setup:
-        """The setup of the verdict, with limits so that memory that grows after the start fits in the free RAM."""
+        """The setup of the verdict, with limits so that memory that grows after the start fits in the free RAM.
+
+        Raises UsageError for a plan that the program cannot follow.
+        """
+        return verdict.way.setup
 
     def open(self, path: Path, held: ExitStack, budget_bytes: int | None, /) -> Starter:
         """Opens a model file, which `held` closes. Raises MissingExtraError if the engine is not installed."""
+        raise NotImplementedError
 
     def verifier(
-        self, values: Mapping[str, Any], /, *, really: bool, timeout_s: float | None
+        self,
+        _values: Mapping[str, Any],
+        /,
+        *,
+        really: bool,  # noqa: ARG002 - for those that override it
+        timeout_s: float | None,  # noqa: ARG002
     ) -> Verifier:
         """The verifier for these values of the engine's flags. `really`: it also loads the model.
 
         Raises EngineError if the engine is not on this machine, UsageError if a flag cannot be verified.
         """
+        raise UsageError(f"edgekit verify does not start {self.name}: leave out --with")
 
     def calibrator(self) -> Callable[[CalibrateRequest], EngineRun]:
         """A function that starts and measures the engine. Raises EngineError if it is not on this machine."""
+        raise UsageError(f"edgekit calibrate does not start {self.name}: leave out --with")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

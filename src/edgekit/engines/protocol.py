@@ -296,9 +296,12 @@ class Engine:
         _setup: Setup,
         _own: MemoryEstimate | None,
         /,
+        *,
+        program: Installation | None = None,  # noqa: ARG002 - for engines that can be asked
     ) -> MemoryEstimate:
         """The bill by a dry run of the engine on this machine, with the parts that it does not report from `own`, which
         is the bill by its rules; None: they do not know the model. Without `files`, only the geometry is known.
+        The build of `program` is asked, if it can be.
 
         Raises EngineError if it is not installed or cannot answer, UsageError if it cannot be asked at all.
         """
@@ -310,6 +313,9 @@ class Engine:
 
     run_flags: Mapping[str, Any] = MappingProxyType({})  # of files that are run as they are
     image_types: frozenset[str] = frozenset()  # of images in prompts: "image/png"; empty: text only
+    shares_memory: bool = (
+        True  # takes no more than the model needs, so others can be loaded next to it
+    )
     calls_tools: bool = False  # takes tools with a prompt, and answers with calls of them
     verified_flags: tuple[Flag, ...] = ()  # flags that `verify` takes
     programs: tuple[ProgramEntry, ...] = ()  # that EdgeKit starts, in order of preference

@@ -19,6 +19,7 @@ from edgekit.engines.discovery import (
     in_this_environment,
     is_program,
 )
+from edgekit.engines.program import Installation
 from edgekit.errors import one_line
 from edgekit.machine.surroundings import Surroundings, bytes_of
 from edgekit.machine.types import System
@@ -85,6 +86,15 @@ def in_this_python(package: str, distributions: Sequence[str]) -> PythonProgram 
         return None
     folder = next(iter(spec.submodule_search_locations or ()), spec.origin or "")
     return PythonProgram(origin="Python package", path=folder, versions=versions)
+
+
+def package_installation(program: str, package: str, distribution: str) -> Installation | None:
+    """The engine in EdgeKit's own environment as an installation; None if it is not there. Nothing is started."""
+    found = in_this_python(package, [distribution])
+    if found is None:
+        return None
+    version = found.versions[distribution]
+    return Installation(program=program, origin=found.origin, path=found.path, version=version)
 
 
 def _own_versions(distributions: Sequence[str]) -> dict[str, str]:

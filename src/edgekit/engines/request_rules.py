@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 LARGEST_INT = 2**31 - 1  # engines in C++ read whole numbers into 32 bits
-# Tokens of ordinary text have 3 to 6 characters; the longest are runs of blanks. Text beyond this many characters for
+# Tokens of ordinary text have 3 to 6 bytes of UTF-8; the longest are runs of blanks. Text beyond this many bytes for
 # each token of the window is not even tokenized.
-CHARS_PER_TOKEN = 16
-SPARE_CHARS = 16_384  # for the smallest windows: schemas and descriptions of tools
+BYTES_PER_TOKEN = 16
+SPARE_BYTES = 16_384  # for the smallest windows: schemas and descriptions of tools
+TEMPLATE_TOKENS = 1024  # of a chat template around the tools; in those known up to 600
+_TEMPLATE_SHARE = 8  # at most this part of a small window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ class RequestRules:
     grammars: GrammarLimit | None = None
     images: ImageLimit | None = None  # None: the model reads text only
     prompts: int = 512  # in one request
-    chars_per_token: int = CHARS_PER_TOKEN
+    truncates: bool = False  # the engine silently drops what does not fit into the window
 
     def endpoint(self, path: str) -> Endpoint | None:
         return next((endpoint for endpoint in self.endpoints if endpoint.path == path), None)
@@ -94,9 +96,11 @@ class RequestLimits:
     window_tokens: int  # of one request: prompt and answer
 
     @property
-    def most_chars(self) -> int:
-        """Of the text in one request: more cannot fit into the window."""
-        return self.window_tokens * self.rules.chars_per_token + SPARE_CHARS
+    def most_bytes(self) -> int:
+        """Of the text in one request, in UTF-8: more cannot fit into the window; if the engine truncates, might not."""
+        if self.rules.truncates:  # a token may be a single byte
+            return self.window_tokens - min(TEMPLATE_TOKENS, self.window_tokens // _TEMPLATE_SHARE)
+        return self.window_tokens * BYTES_PER_TOKEN + SPARE_BYTES
 
 
 COMPLETIONS = (

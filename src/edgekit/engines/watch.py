@@ -221,7 +221,7 @@ class Watch:
             self._watches_spill = False
             self._warn(
                 f"the model no longer fits on the GPU: {format_bytes(spilled_bytes)} of it is in RAM, which is much "
-                "slower; use a shorter context (llama.cpp: -c) or fewer layers on the GPU (-ngl)"
+                "slower; use a shorter context (-c) or a smaller quantisation (--quant)"
             )
         return ""
 

@@ -84,7 +84,7 @@ def _check_list(field: str, value: object, limit: ListLimit) -> None:
             field, f"{len(entries):,} entries, but at most {limit.most:,}: {limit.reason}"
         )
     if limit.chars is not None:
-        longest = max(map(_chars, entries), default=0)
+        longest = max((sum(map(len, _texts(entry))) for entry in entries), default=0)
         if longest > limit.chars:
             raise refused_field(
                 field,
@@ -113,15 +113,15 @@ def _check_texts(
         )
     for index, prompt in enumerate(several):
         _check_text(f"{endpoint.prompts}[{index}]", prompt, 0, limits)
-    others_chars = 0
+    others_bytes = 0
     for field, value in body.items():
         if not (several and field == endpoint.prompts):
-            others_chars -= image_chars.get(field, 0)
-            others_chars += _check_text(field, value, others_chars, limits)
+            others_bytes -= image_chars.get(field, 0)
+            others_bytes += _check_text(field, value, others_bytes, limits)
 
 
-def _check_text(field: str, value: object, others_chars: int, limits: RequestLimits) -> int:
-    """The characters of a field. GatewayError if they do not fit into the window together with the others'."""
+def _check_text(field: str, value: object, others_bytes: int, limits: RequestLimits) -> int:
+    """The bytes of text in a field. GatewayError if they do not fit into the window together with the others'."""
     window_tokens = limits.window_tokens
     tokens = len(value) if isinstance(value, list) and value and _is_number(value[0]) else 0
     if tokens > window_tokens:
@@ -129,14 +129,17 @@ def _check_text(field: str, value: object, others_chars: int, limits: RequestLim
             field,
             f"{tokens:,} tokens, but the context holds {window_tokens:,}: shorten it, or serve with a larger -c",
         )
-    chars = _chars(value)
-    if others_chars + chars > limits.most_chars:
-        raise refused_field(
-            field,
-            f"{others_chars + chars:,} characters cannot fit into a context of {window_tokens:,} tokens: shorten it,"
-            " or serve with a larger -c",
-        )
-    return chars
+    size = _text_bytes(value)
+    total = others_bytes + size
+    if total > limits.most_bytes:
+        why = f"{total:,} bytes of text cannot fit into a context of {window_tokens:,} tokens"
+        if limits.rules.truncates:
+            why = (
+                f"{total:,} bytes of text, but at most {limits.most_bytes:,}: more might not fit into a context of"
+                f" {window_tokens:,} tokens, and the engine would drop part of it without an error"
+            )
+        raise refused_field(field, f"{why}: shorten it, or serve with a larger -c")
+    return size
 
 
 def _check_parts(field: str, messages: object, limit: ImageLimit | None) -> Images:
@@ -270,19 +273,26 @@ def _pairs(value: object) -> Iterator[tuple[str, Any]]:
             level += item
 
 
-def _chars(value: object) -> int:
-    """The characters of all texts in a value."""
-    total, level = 0, [value]
+def _texts(value: object) -> Iterator[str]:
+    """All texts in a value, and the keys of its objects."""
+    level = [value]
     while level:
         item = level.pop()
         if isinstance(item, str):
-            total += len(item)
+            yield item
         elif isinstance(item, dict):
-            total += sum(map(len, item))
+            yield from item
             level += item.values()
         elif isinstance(item, list):
             level += item
-    return total
+
+
+def _text_bytes(value: object) -> int:
+    """The bytes of all texts in a value, in UTF-8."""
+    return sum(
+        len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+        for text in _texts(value)
+    )
 
 
 def _is_number(value: object) -> bool:

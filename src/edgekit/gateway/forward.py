@@ -135,7 +135,7 @@ class Forward:
             body["model"] = upstream.model
             content = await _in_turn(len(raw), lambda: json.dumps(body).encode())
             model, most_s = upstream.model, self._settings.read_timeout_s
-            most_bytes = max(limits.most_chars, READ_BYTES)
+            most_bytes = max(limits.most_bytes, READ_BYTES)
             with ExitStack() as reading:
                 if images.pixels:
                     line = self._images.setdefault(model, ReadTurns(READ_PIXELS, most_s))

@@ -7,14 +7,14 @@ of the task manager.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 from edgekit.machine.gpus import dedicated_slots
 from edgekit.machine.pdh import ProcessMemory
-from edgekit.machine.surroundings import Surroundings, bytes_of, number_in, text_of
+from edgekit.machine.surroundings import Surroundings, bytes_of, family
 from edgekit.machine.types import System
 from edgekit.units import GIB, KIB, MIB
 
@@ -40,7 +40,7 @@ class MemoryInRam:
 
     def look(self, pid: int) -> int | None:
         """The bytes now; None if no driver tells, or if GPU and CPU share one memory."""
-        pids = tuple(islice(_with_children(self._here.root, pid), _MAX_PROCESSES))
+        pids = family(pid, self._here.psutil())[:_MAX_PROCESSES]
         if self._here.system is System.WINDOWS:
             return _in_counters(self._here.gpu_process_memory(), frozenset(pids))
         if not self._slots:
@@ -49,20 +49,6 @@ class MemoryInRam:
         for process in pids:
             clients |= _clients(self._here.root / "proc" / str(process) / "fdinfo", self._slots)
         return sum(clients.values()) if clients else None
-
-
-def _with_children(root: Path, pid: int) -> Iterator[int]:
-    """The process and its descendants; on systems without /proc, itself."""
-    waiting, seen = [pid], {pid}
-    while waiting:
-        process = waiting.pop(0)
-        yield process
-        for file in islice((root / f"proc/{process}/task").glob("*/children"), _MAX_FILES):
-            for word in (text_of(file) or "").split()[:_MAX_PROCESSES]:
-                child = number_in(word)
-                if child is not None and child not in seen:
-                    seen.add(child)
-                    waiting.append(child)
 
 
 def _clients(folder: Path, slots: frozenset[str]) -> dict[tuple[str, str], int]:

@@ -129,6 +129,15 @@ class Surroundings:
     deadline_s: float = 3.0  # for a driver to answer; a healthy one takes about 0.1 s
 
 
+def family(pid: int, psutil: Any) -> tuple[int, ...]:
+    """A process and all that it has started; empty if it is gone."""
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return ()
+    return (pid, *(child.pid for child in children))
+
+
 def in_wsl(surroundings: Surroundings) -> bool:
     """Whether this is WSL2, Linux inside Windows, where GPUs appear as /dev/dxg."""
     return surroundings.system is System.LINUX and (surroundings.root / "dev/dxg").exists()

@@ -111,6 +111,7 @@ class Device:
     fp16_flops: int | None = None  # of the vector units
     matrix_flops: int | None = None  # FP16, dense, summed in FP32; None: no such units, or unknown
     partition: str = ""  # "MIG 1g.10gb"
+    backend: str = ""  # that a program uses it through: "vulkan"; "": the engine's usual one
     users: tuple[Process, ...] = ()
     basis: Basis = Basis.EXACT  # how its memory is known
     because: str = ""  # source: "NVML", "sysfs mem_info_vram_total"

@@ -43,6 +43,12 @@ def verdict_text(check: Check) -> str:
     return f"{headline(result)}\ncontext {result.context_tokens:,} tokens: {result.window or 'as requested'}"
 
 
+def engine_text(engine: str, running: RunningEngine) -> str:
+    """The engine with its version: "llama.cpp 0.6.0", "llama.cpp in Ollama 0.14.0"."""
+    program = f"in {running.program}" if running.program else ""
+    return " ".join(filter(None, (engine, program, running.version)))
+
+
 def comparison_text(engine: str, running: RunningEngine) -> str:
     """The prediction compared with the engine's actual allocation."""
     outside = [row.part for row in running.rows if not row.within]
@@ -54,7 +60,7 @@ def comparison_text(engine: str, running: RunningEngine) -> str:
         if running.rules_version:
             outcome += f", which follows the rules of {running.rules_version}"
     return "\n".join(
-        [f"{engine} {running.version} is up, {outcome}", *compared_lines(running.rows)]
+        [f"{engine_text(engine, running)} is up, {outcome}", *compared_lines(running.rows)]
     )
 
 

@@ -19,7 +19,7 @@ from typing import IO
 
 from edgekit.errors import SourceError
 from edgekit.sources.address import has_secrets
-from edgekit.sources.folders import user_folder
+from edgekit.sources.folders import cache_root
 from edgekit.sources.local import PART_SUFFIX, open_file, replacing
 from edgekit.sources.types import MAX_HEADER_BYTES
 from edgekit.units import KIB, LARGEST, MIB
@@ -97,8 +97,8 @@ def new_prefix() -> IO[bytes]:
 
 def cache_folder() -> Path | None:
     """Where EdgeKit stores headers, which may be deleted at any time; None without a home."""
-    folder = user_folder("EDGEKIT_CACHE", macos="Caches", xdg="XDG_CACHE_HOME", linux=".cache")
-    return None if folder is None else folder / "headers"
+    root = cache_root()
+    return None if root is None else root / "headers"
 
 
 def load(url: str) -> CachedRange | None:

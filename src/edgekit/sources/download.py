@@ -171,14 +171,29 @@ class Download:
     """What is about to be downloaded, for the user to confirm."""
 
     label: str  # the model: "org/name:Q4_K_M"
-    files: tuple[HubFile, ...]  # those that are not in the cache yet
-    folder: Path  # the hub's cache
+    size_bytes: int  # of the files that are not there yet
+    folder: Path  # the hub's cache, or the store of the program that downloads it
     because: str  # why the light inspection was not enough
     lacking: str = LIGHT_FAILED  # empty: a download was asked for
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files)
+
+def require_consent(
+    label: str,
+    *,
+    size_bytes: int,
+    folder: Path,
+    reach: Reach,
+    confirm: Callable[[Download], bool] | None,
+) -> None:
+    """Raises RemoteInspectError unless a program may download a model into its own store."""
+    because = RemoteInspectError(f"{label} is not in {folder}")
+    if not reach.network or is_offline():
+        raise RemoteInspectError(f"{because}, and the network is off (--offline or HF_HUB_OFFLINE)")
+    planned = Download(
+        label=label, size_bytes=size_bytes, folder=folder, because=str(because), lacking=""
+    )
+    if confirm is None or not confirm(planned):
+        _refuse(because, _not_allowed(f"The full download of {format_bytes(size_bytes)}"))
 
 
 def download_model(
@@ -224,14 +239,15 @@ def download_model(
     pinned = described.model  # all files at the commit of the first
     files = [described, *side_by_side(lambda file: describe_file(pinned, file, reach), rest)]
     folder = hub_cache_folder()
+    missing = [file for file in files if not file.is_cached]
     download = Download(
         label=choice.label,
-        files=tuple(file for file in files if not file.is_cached),
+        size_bytes=sum(file.size_bytes for file in missing),
         folder=folder,
         because=str(because),
         lacking=lacking,
     )
-    if download.files:
+    if missing:
         _require_space(download)
         size = format_bytes(download.size_bytes)
         if not confirm(download):
@@ -249,7 +265,7 @@ def download_model(
     if downloaded is None:
         raise SourceError(f"{folder} no longer has the files that were just downloaded: try again")
     how = "read from the hub cache"
-    if download.files:
+    if missing:
         how = f"downloaded in full ({format_bytes(download.size_bytes)})"
     return replace(
         downloaded,

@@ -27,6 +27,11 @@ def user_folder(variable: str, *, macos: str, xdg: str, linux: str) -> Path | No
     return Path(base) / "edgekit"
 
 
+def cache_root() -> Path | None:
+    """EdgeKit's folder for what may be deleted at any time; None without a home."""
+    return user_folder("EDGEKIT_CACHE", macos="Caches", xdg="XDG_CACHE_HOME", linux=".cache")
+
+
 def data_folder() -> Path | None:
     """EdgeKit's folder for data that must not be lost; None without a home."""
     return user_folder(

@@ -55,8 +55,10 @@ _LAYER_TYPE = "application/vnd.ollama.image."
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-def find_ollama(model: OllamaModel | BareName) -> ModelFiles | None:
-    """The model in Ollama's store; None if it is not there.
+def find_ollama(
+    model: OllamaModel | BareName, *, stores: tuple[Path, ...] | None = None
+) -> ModelFiles | None:
+    """The model in one of these stores, or in any of Ollama's; None if it is not there.
 
     HeaderError for something that is not a manifest, NotFoundError if a blob is missing.
     """
@@ -65,7 +67,7 @@ def find_ollama(model: OllamaModel | BareName) -> ModelFiles | None:
     except UsageError:
         return None  # a bare name that Ollama cannot have
     parts = (parsed.host or _REGISTRY, parsed.namespace, parsed.name, parsed.tag)
-    for store in _stores():
+    for store in stores or _stores():
         path = _find_ignoring_case(store / "manifests", parts)
         body = None if path is None else read_small(path, limit=MAX_MANIFEST_BYTES)
         if body is not None:
@@ -96,11 +98,15 @@ def ollama_names() -> Iterator[str]:
                         ).label
 
 
+def user_store() -> Path:
+    """Where an Ollama that the user starts stores models."""
+    folder = os.environ.get("OLLAMA_MODELS")
+    return Path(folder) if folder else home_folder() / ".ollama" / "models"
+
+
 def _stores() -> tuple[Path, ...]:
-    """Where Ollama may store models: OLLAMA_MODELS, else the user's and the service's folder."""
-    if folder := os.environ.get("OLLAMA_MODELS"):
-        return (Path(folder),)
-    return (home_folder() / ".ollama" / "models", _SERVICE_STORE)
+    """Where models of Ollama may be: OLLAMA_MODELS, else the user's and the service's folder."""
+    return (user_store(),) if os.environ.get("OLLAMA_MODELS") else (user_store(), _SERVICE_STORE)
 
 
 def _find_ignoring_case(root: Path, parts: tuple[str, ...]) -> Path | None:

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 import uvicorn
 
-from edgekit.engines.ports import check_port, connectable, in_address
+from edgekit.engines.ports import check_port, url_of
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.index import read_index
 from edgekit.report.hardware import devices_json, hardware_json
@@ -70,7 +70,7 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 def address_of(settings: WebSettings, path: str = "/", **fields: str) -> str:
     """The URL of a page, with the token if there is one."""
-    base = f"http://{in_address(connectable(settings.host))}:{settings.port}{path}"
+    base = f"{url_of(settings.host, settings.port)}{path}"
     query = urlencode(fields | ({"token": settings.token} if settings.token else {}))
     return f"{base}?{query}" if query else base
 

@@ -12,7 +12,7 @@ from tests.programs import FAIL, answering, write_program
 from edgekit.app import programs
 from edgekit.app.programs import ChosenProgram, choose_program, installed_programs
 from edgekit.engines import every_engine
-from edgekit.errors import EngineError, UsageError
+from edgekit.errors import EngineError, MissingExtraError, UsageError
 from edgekit.machine.types import Machine
 from edgekit.machine.what_if import requested_machine
 from edgekit.request import Session
@@ -74,6 +74,7 @@ def test_the_wheel_comes_before_a_program_that_is_no_better(folder: Path, code: 
     assert chosen.program.name == "xllamacpp"
     if not chosen.installation.devices:
         assert "has no support for this machine's GPU" in chosen.note
+        assert ("exit code 1" in chosen.note) is (code == FAIL)
 
 
 @pytest.mark.usefixtures("_without_gpu")
@@ -99,8 +100,43 @@ def test_a_program_that_is_asked_for_and_broken_is_an_error_with_its_problem(fol
     path = write_program(folder / "llama-server", FAIL)
     with pytest.raises(EngineError) as caught:
         choose("llama-server")
-    text = f"llama-server cannot be started: {path}: it ends with exit code 1: error while loading"
+    text = f"llama-server cannot be started: llama-server ({path}): it ends with exit code 1: error while loading"
     assert text in str(caught.value)
+
+
+@pytest.fixture
+def _without_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("installed", "run.program"):
+        monkeypatch.setattr(f"edgekit.engines.llamacpp.{module}.has_xllamacpp", lambda: False)
+
+
+@pytest.mark.usefixtures("_without_gpu", "_without_wheel")
+def test_a_program_that_is_too_old_is_an_error_with_its_problem(folder: Path) -> None:
+    path = write_program(folder / "llama-server", answering({"--version": "version: 8000 (abc)"}))
+    with pytest.raises(EngineError) as caught:
+        choose()
+    text = f"llama.cpp cannot be started: llama-server ({path}): llama.cpp b8000 is too old"
+    assert text in str(caught.value)
+    assert "pip install" in str(caught.value)
+
+
+@pytest.mark.usefixtures("_without_gpu", "_without_wheel")
+def test_an_engine_that_is_missing_is_an_error_with_what_to_install(folder: Path) -> None:
+    assert list(folder.iterdir()) == []
+    with pytest.raises(MissingExtraError, match=r"llama\.cpp is not installed: pip install"):
+        choose()
+
+
+@pytest.mark.usefixtures("_with_gpu")
+@pytest.mark.parametrize("wanted", [None, "xllamacpp"])
+def test_a_wheel_that_does_not_answer_does_not_run_on_the_cpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: str | None
+) -> None:
+    pytest.importorskip("xllamacpp")
+    assert list(folder.iterdir()) == []
+    monkeypatch.setattr(programs, "ANSWER_S", 0.0)
+    with pytest.raises(EngineError, match=r"cannot be started: xllamacpp .*does not answer"):
+        choose(wanted)
 
 
 @pytest.mark.usefixtures("_without_gpu")

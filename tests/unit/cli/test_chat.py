@@ -13,7 +13,7 @@ from tests.openai_server import chunk, openai_server
 
 from edgekit.app.conversations import Transcript, load
 from edgekit.cli.chat import Writer, chat
-from edgekit.engines.chat import GenerationResult, Message, Prompt, Sampling
+from edgekit.engines.chat import GenerationResult, Image, Message, Prompt, Sampling
 from edgekit.engines.openai_client import OpenAiClient
 from edgekit.request import Request
 
@@ -34,11 +34,12 @@ def requests() -> list[dict[str, Any]]:
 @pytest.fixture
 def writer(requests: list[dict[str, Any]]) -> Iterator[Writer]:
     """An engine that thinks before it answers."""
-    with openai_server(ANSWER, requests) as address:
+    with openai_server(ANSWER, requests, refused="image_url") as address:
         yield Writer(
             generator=OpenAiClient(address, program="a server", window_tokens=100),
             request=Request(),
             sampling=Sampling(),
+            takes_images=True,
             say=lambda sentence: print(sentence, file=sys.stderr),
             show_reasoning=lambda text: print(text, end="", file=sys.stderr),
         )
@@ -89,3 +90,19 @@ def test_chat_goes_on_if_it_cannot_be_saved(
     assert "not saved: " in capsys.readouterr().err
     assert len(transcript.messages) == 4
     assert transcript.name is None
+
+
+def test_chat_goes_on_without_a_message_that_the_engine_refuses(
+    writer: Writer,
+    requests: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    type_lines(monkeypatch, "Colour?", "Sure?", "/exit")
+    transcript = Transcript()
+    chat(writer, transcript, (Image(data=b"abc", media_type="image/png"),), None)
+    err = capsys.readouterr().err
+    assert "a server refused the request (HTTP 400): Failed to load image or audio file" in err
+    assert [message["content"] for message in requests[1]["messages"]] == ["Sure?"]
+    contents = [message.content for message in transcript.messages]
+    assert contents == ["Sure?", "It is blue."]

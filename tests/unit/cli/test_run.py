@@ -332,8 +332,16 @@ def test_full_disk_is_an_error_and_closed_stdout_is_not(
     assert "could not be written: No space left" in err
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_ctrl_c_during_an_answer_exits_with_130(endless: Path, engine: str) -> None:
+SIGNALS = ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129))
+
+
+@pytest.mark.parametrize(
+    ("engine", "number", "code"),
+    sampled([(engine, *case) for engine in ENGINES for case in SIGNALS], each=2),
+)
+def test_signal_during_an_answer_ends_the_engine_and_run(
+    endless: Path, engine: str, number: signal.Signals, code: int
+) -> None:
     with subprocess.Popen(
         endless_command(endless, engine),
         stdout=subprocess.PIPE,
@@ -342,7 +350,9 @@ def test_ctrl_c_during_an_answer_exits_with_130(endless: Path, engine: str) -> N
     ) as process:
         assert process.stdout is not None
         process.stdout.read(1)
-        process.send_signal(signal.SIGINT)
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
         _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130, err
+    assert process.returncode == code, err
     assert b"Traceback" not in err
+    assert [child for child in started if child.is_running()] == []

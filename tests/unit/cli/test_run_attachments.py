@@ -217,6 +217,9 @@ def test_image_of_a_resumed_conversation_is_read_again(run_cli: RunCli, folder: 
     second = answer(run_cli, "-p", "And its colour?", "--resume", "talk", "-n", 2)
     assert int(str(second["prompt_tokens"])) > int(str(first["prompt_tokens"]))
     assert load("talk").messages[0].images[0].data == png()
+    code, _, err = run_cli("-p", "Again", "--resume", "talk", "--engine", "stream")
+    assert code == 2
+    assert "this conversation has images: stream takes text only, use --engine llama.cpp" in err
 
 
 def test_resume_and_save_continue_a_copy(run_cli: RunCli) -> None:

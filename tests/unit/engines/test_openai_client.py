@@ -10,6 +10,7 @@ from tests.openai_server import chunk, openai_server
 
 from edgekit.engines.chat import Fitted, GenerationResult, Image, Message, Prompt, Sampling
 from edgekit.engines.openai_client import OpenAiClient, message_json
+from edgekit.errors import EngineError, RequestRefusedError
 
 TOOL = {"type": "function", "function": {"name": "weather"}}
 CALL = {"name": "weather", "arguments": '{"city": "Rome"}'}
@@ -76,3 +77,17 @@ def test_prompt_with_earlier_tool_calls_is_not_only_text() -> None:
     message = Message(role="assistant", content="", tool_calls=(CALL,))
     assert not Prompt(messages=(message,)).is_text
     assert Prompt(messages=(message,)).size_bytes == len('weather {"city": "Rome"}')
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"code": 400, "message": "Failed to load image"}, RequestRefusedError),
+        ({"code": 500, "message": "out of memory"}, EngineError),
+        ({"message": "no code"}, EngineError),
+    ],
+)
+def test_error_in_the_middle_of_an_answer(error: dict[str, Any], kind: type[EngineError]) -> None:
+    with pytest.raises(EngineError, match=str(error["message"])) as caught:
+        ask([chunk({"content": "It"}), {"error": error}], Prompt(text="Colour?"))
+    assert type(caught.value) is kind

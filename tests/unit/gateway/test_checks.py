@@ -247,7 +247,7 @@ class TestImages:
         ids=" ".join,
     )
     def test_text_that_looks_like_an_image_counts(self, body: dict[str, Any]) -> None:
-        assert "characters cannot fit" in str(check(body, VISION))
+        assert "bytes of text cannot fit" in str(check(body, VISION))
 
     @pytest.mark.parametrize(
         ("part", "message"),

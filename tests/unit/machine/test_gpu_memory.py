@@ -126,19 +126,23 @@ def test_memory_in_ram_of_a_gpu_that_shares_the_ram_is_unknown(tmp_path: Path) -
     assert probe.look(PID) is None
 
 
-def test_memory_in_ram_includes_children(tmp_path: Path) -> None:
-    """Ollama's server computes in a process of its own, whose parent may be any thread."""
-    probe, here = looking(tmp_path, "synthetic_rx7900xtx", {"7": amdgpu("1 MiB")})
-    plant(
-        here.root,
-        {
-            f"/proc/{PID}/task/{PID}/children": "",
-            f"/proc/{PID}/task/5000/children": f"5001 {PID} x ",
-            "/proc/5001/task/5001/children": "5002 ",
-            "/proc/5002/fdinfo/3": amdgpu("300 MiB", client=2),
-        },
-    )
-    assert probe.look(PID) == 301 * MIB
+@pytest.fixture
+def in_a_child(tmp_path: Path) -> Surroundings:
+    """A recorded machine on which the process has started 5001, and that 5002, as Ollama's server does."""
+    tree = recorded("synthetic_rx7900xtx")
+    return machine(tmp_path, {**tree, "psutil": {"children": (5001, 5002)}})
+
+
+def test_memory_in_ram_includes_children(in_a_child: Surroundings) -> None:
+    infos = {PID: amdgpu("1 MiB"), 5002: amdgpu("300 MiB", client=2)}
+    plant(in_a_child.root, {f"/proc/{pid}/fdinfo/3": info for pid, info in infos.items()})
+    assert MemoryInRam(in_a_child).look(PID) == 301 * MIB
+
+
+def test_memory_in_ram_on_windows_includes_children(in_a_child: Surroundings) -> None:
+    memory = counters(p5002_A18D=(8 * GIB, 70 * MIB), p6000_A18D=(8 * GIB, GIB))
+    here = replace(in_a_child, system=System.WINDOWS, gpu_process_memory=lambda: memory)
+    assert MemoryInRam(here).look(PID) == 70 * MIB
 
 
 def test_memory_in_ram_of_a_process_that_is_gone(tmp_path: Path) -> None:

@@ -90,8 +90,15 @@ def sysctl(values: Mapping[str, int | str]) -> Callable[[str], bytes | None]:
 
 
 class _Psutil:
+    Error = LookupError
+
     def __init__(self, answers: Mapping[str, Any]) -> None:
         self.answers = answers
+
+    def Process(self, pid: int) -> Any:  # noqa: N802 - psutil's own
+        """A process with the descendants in the answer "children"."""
+        children = [SimpleNamespace(pid=child) for child in self.answers.get("children", ())]
+        return SimpleNamespace(pid=pid, children=lambda recursive: children)
 
     def virtual_memory(self) -> Any:
         return SimpleNamespace(**self.answers["virtual_memory"])

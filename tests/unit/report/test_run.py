@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgekit.engines.program import ComparedRow, MeasuredBytes, RunningEngine
-from edgekit.report.run import comparison_text
+from edgekit.report.run import comparison_text, engine_text
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,9 @@ def test_comparison_text_says_whether_memory_is_as_predicted(predicted: int, out
     first, *rows = comparison_text("some engine", running).splitlines()
     assert first == f"some engine b1 is up, {outcome}"
     assert "weights" in rows[-1]
+
+
+def test_engine_text_names_the_program_that_has_the_engine_inside() -> None:
+    generator: Any = None
+    running = RunningEngine(generator=generator, version="0.14.0", program="Ollama")
+    assert engine_text("llama.cpp", running) == "llama.cpp in Ollama 0.14.0"

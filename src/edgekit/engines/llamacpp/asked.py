@@ -14,12 +14,14 @@ from edgekit.engines.llamacpp.estimate import (
     OTHER_CONTEXT_BYTES,
     converted,
 )
+from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.run.binding import (
     COMPARED,
     METHODS,
     LoadQuestion,
     VerifyMethod,
     choose_method,
+    method_of,
 )
 from edgekit.engines.llamacpp.run.generated import generated_files, hollow_out, on_disk
 from edgekit.engines.llamacpp.run.verification import (
@@ -32,6 +34,7 @@ from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LoadFacts
 from edgekit.engines.program import (
     NOTHING,
     EngineReport,
+    Installation,
     MeasuredBytes,
     ReportedMemory,
 )
@@ -70,37 +73,55 @@ def ask(
     load: Load,
     setup: LlamaCppSetup,
     own: MemoryEstimate | None,
+    *,
+    program: Installation | None = None,
 ) -> MemoryEstimate:
     """The bill that llama.cpp computes for this load. No weights are read or converted: it gets the header of the file,
-    or the one that the conversion would write.
+    or the one that the conversion would write. The same question is asked once for a model.
     """
-    conversion = None if own is None else converted(model, setup.mix)
-    if conversion is not None or files is None:
-        header = (model if conversion is None else conversion.model).header
-        files = generated_files(header, label=header.name)
-    hollow = hollow_out(files)
-    memory_bytes = None if setup.has_device else CHILD_BYTES
-    if own is not None:
-        memory_bytes = dry_memory(own, setup)
-    with on_disk(hollow) as path:
-        question = LoadQuestion(
-            path=path,
-            load=load,
-            setup=replace(setup, mix=None, use_mmap=False),
-            timeout_s=DRY_TIMEOUT_S,
-            memory_bytes=memory_bytes,
-        )
-        method, report = _first_answer(question)
-    return _estimate(report, own, load, setup, method)
+
+    def report() -> tuple[VerifyMethod, EngineReport]:
+        conversion = None if own is None else converted(model, setup.mix)
+        asked_files = files
+        if conversion is not None or asked_files is None:
+            header = (model if conversion is None else conversion.model).header
+            asked_files = generated_files(header, label=header.name)
+        memory_bytes = None if setup.has_device else CHILD_BYTES
+        if own is not None:
+            memory_bytes = dry_memory(own, setup)
+        with on_disk(hollow_out(asked_files)) as path:
+            question = LoadQuestion(
+                path=path,
+                load=load,
+                setup=replace(setup, mix=None, use_mmap=False),
+                timeout_s=DRY_TIMEOUT_S,
+                memory_bytes=memory_bytes,
+            )
+            return _first_answer(question, program)
+
+    key = (load, setup, own is None, "" if program is None else program.path)
+    method, answer = prepare(model).reports.get(key, report)
+    bill = _estimate(answer, own, load, setup, method)
+    chosen = method_of(program)
+    if program is None or (chosen is not None and chosen.name == method.name):
+        return bill
+    note = f"reported by {method.name} {answer.version}, because {program.program} cannot report it"
+    return replace(bill, notes=(*bill.notes, note))
 
 
-def _first_answer(question: LoadQuestion) -> tuple[VerifyMethod, EngineReport]:
-    """The answer of the first program that has one; those that run llama.cpp in the requested mode come first."""
-    mode = LlamaCppSetup.of(question.setup).mode
+def _first_answer(
+    question: LoadQuestion, program: Installation | None
+) -> tuple[VerifyMethod, EngineReport]:
+    """The answer of the chosen program's build. If it cannot be asked, of the first program that has an answer; those
+    that run llama.cpp in the requested mode come first.
+    """
+    mode, own = LlamaCppSetup.of(question.setup).mode, method_of(program)
     methods = sorted(
         (method for method in METHODS if method.is_here()),
         key=lambda method: method.mode is not mode,
     )
+    if own is not None:
+        methods = [own, *(method for method in methods if method.name != own.name)]
     if not methods:
         choose_method()  # raises with what to install
     errors: list[UsageError | EngineError] = []
@@ -109,6 +130,8 @@ def _first_answer(question: LoadQuestion) -> tuple[VerifyMethod, EngineReport]:
             adapted = replace(question, setup=replace(question.setup, mode=method.mode))
             return method, ask_engine(method, adapted)
         except (EngineError, UsageError) as error:  # another may have the GPU, or the flag
+            if method is own and isinstance(error, EngineError):
+                raise
             errors.append(error)
     raise errors[0]
 
@@ -154,10 +177,15 @@ def _estimate(
 
 
 def asked_lines(report: EngineReport) -> Iterator[MemoryLine]:
-    """A line for each part and memory. The totals are precise to 0.01 MiB, their shares of the memories to 1 MiB."""
+    """A line for each part and memory. The totals are precise to 0.01 MiB, their shares of the memories to 1 MiB.
+
+    Of a memory's caches only the sum is reported. If there are several kinds (KV, sliding, states), it is divided like
+    their totals, and the bound is how far the truth can be from that.
+    """
     because = f"{report.through} {report.version} reports it"
     parts, memories = report.parts, report.memories
     in_caches = _shares(memories, [memory.caches for memory in memories])
+    caches_of = {_pool(memory): memory.caches for memory in memories}
     shares = {
         **dict.fromkeys(CACHES, in_caches),
         Component.WEIGHTS: _shares(memories, [memory.weights for memory in memories]),
@@ -166,12 +194,19 @@ def asked_lines(report: EngineReport) -> Iterator[MemoryLine]:
     }
     for component in COMPARED:
         total = parts.get(component, NOTHING)
+        other_kinds = sum(
+            (parts.get(kind, NOTHING) for kind in CACHES if kind is not component), NOTHING
+        )
         for pool, share in shares[component].items():
             size_bytes = round(total.middle_bytes * share)
             if size_bytes and total.low_bytes:
                 off_bytes = total.resolution_bytes
                 if share < 1:  # of a part that was rounded down to a MiB in each memory
                     off_bytes += MIB
+                if share < 1 and component in CACHES:
+                    least = max(caches_of[pool].low_bytes - other_kinds.high_bytes, 0)
+                    most = min(caches_of[pool].high_bytes, total.high_bytes)
+                    off_bytes = max(off_bytes, size_bytes - least, most - size_bytes)
                 yield MemoryLine(
                     component=component,
                     size_bytes=size_bytes,

@@ -351,9 +351,9 @@ def ollama_commands(startup: Startup, card_notes: list[str]) -> Iterator[Command
     """The commands that start Ollama's server and run the model, with a Modelfile unless Ollama's defaults already
     give the planned placement.
     """
-    settings = ollama_settings(startup.verdict, startup.context_tokens)
+    settings = ollama_settings(startup.verdict)
     environment = {**startup.environment, **settings.environment}
-    notes = [*_ollama_notes(startup, settings.cache), *card_notes]
+    notes = [*_ollama_notes(startup.verdict), *card_notes]
     yield startup.command(OLLAMA, "Ollama server", ["ollama", "serve"], environment, notes)
 
     source, parameters = _modelfile_source(startup), settings.parameters
@@ -391,10 +391,11 @@ class OllamaSettings(NamedTuple):
     has_default_layers: bool  # Ollama would place the layers in the same way by itself
 
 
-def ollama_settings(verdict: Verdict, context_tokens: int) -> OllamaSettings:
-    """The settings for a verdict with this context for each request."""
+def ollama_settings(verdict: Verdict) -> OllamaSettings:
+    """The settings for a verdict. The context is that of one request: Ollama multiplies it by their number."""
     load, placement = verdict.load, verdict.way
     setup = LlamaCppSetup.of(placement.setup)
+    context_tokens = verdict.context_tokens // verdict.streams
     # One cache type for K and V: the most accurate that is no larger than either.
     kinds = (load.cache_k, load.cache_v)
     smallest_bits = min(
@@ -403,7 +404,6 @@ def ollama_settings(verdict: Verdict, context_tokens: int) -> OllamaSettings:
     cache = next(
         (name for name, bits in _CACHE_BITS.items() if bits <= smallest_bits), _SMALLEST_CACHE
     )
-    # Ollama multiplies the context by the number of parallel requests.
     environment = {"OLLAMA_CONTEXT_LENGTH": str(context_tokens)}
     environment["OLLAMA_NUM_PARALLEL"] = str(verdict.streams)
     if cache != _DEFAULT_CACHE:
@@ -412,8 +412,10 @@ def ollama_settings(verdict: Verdict, context_tokens: int) -> OllamaSettings:
         environment["OLLAMA_FLASH_ATTENTION"] = "0" if load.flash_attention is False else "1"
     if len(placement.cards) > 1:
         environment["OLLAMA_SCHED_SPREAD"] = "1"
-    for key, number in growth_limits(verdict).items():
-        environment[_GROWTH_VARIABLES[key]] = str(number)
+    limits = values(load, setup) | growth_limits(verdict)
+    environment |= {
+        variable: str(limits[key]) for key, variable in _GROWTH_VARIABLES.items() if key in limits
+    }
     variant = verdict.variant
     layers_and_head = 1 + (0 if variant is None else block_count(variant.model.geometry))
     num_gpu: int | None = min(setup.n_gpu_layers, layers_and_head)
@@ -454,24 +456,26 @@ def _modelfile_source(startup: Startup) -> str:
     return word if word.startswith(_PATHS) or word[1:2] == ":" else f"./{word}"
 
 
-def _ollama_notes(startup: Startup, cache: str) -> Iterator[str]:
-    """Notes on settings that Ollama lacks. `cache`: the cache type that it uses."""
-    load = startup.load
-    requested = {
-        _DEFAULT_CACHE if kind is None else kind.name for kind in (load.cache_k, load.cache_v)
-    }
-    if requested != {cache}:
-        types = ", ".join(_CACHE_BITS)
-        yield f"Ollama uses one cache type ({types}) for keys and values of all models: {cache} here"
-    yield from plan_problems(startup.verdict)
-    sequences = LoadFacts.of(startup.verdict.estimate).n_seq_max
-    if sequences > 1 and startup.verdict.streams == 1:
+def _ollama_notes(verdict: Verdict) -> Iterator[str]:
+    """Notes on settings that Ollama lacks."""
+    yield from plan_problems(verdict)
+    sequences = LoadFacts.of(verdict.estimate).n_seq_max
+    if sequences > 1 and verdict.streams == 1:
         yield f"one request at a time: in Ollama each of {sequences} parallel requests would have its own cache"
 
 
 def plan_problems(verdict: Verdict) -> list[str]:
-    """What of a placement Ollama cannot follow, so that it would take other memory than planned."""
-    setup, problems = LlamaCppSetup.of(verdict.way.setup), []
+    """What of a plan Ollama cannot follow, so that it would take other memory than planned."""
+    load, setup, problems = verdict.load, LlamaCppSetup.of(verdict.way.setup), []
+    cache = ollama_settings(verdict).cache
+    planned = {
+        _DEFAULT_CACHE if kind is None else kind.name for kind in (load.cache_k, load.cache_v)
+    }
+    if planned != {cache}:
+        types = ", ".join(_CACHE_BITS)
+        problems.append(
+            f"Ollama uses one cache type ({types}) for keys and values of all models: {cache} here"
+        )
     if _moves_experts(setup):
         problems.append(
             "Ollama cannot move experts alone to RAM: without num_gpu it places whole layers itself"

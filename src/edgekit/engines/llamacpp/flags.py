@@ -314,6 +314,13 @@ _UNVERIFIED = {"cache_ram", "cpu", "ctx_checkpoints", "device_memory", "rpc", "l
 VERIFIED = tuple(flag for flag in FLAGS if flag.key not in COMPANIONS | _UNVERIFIED)
 # Flags that printed commands repeat as given: load and setup do not hold them completely.
 REPEATED = keys_of("companion", "drafter", "server")
+# Flags that Ollama has too, as a variable of its server or as a parameter of a model: commands.ollama_settings
+_OF_OLLAMA = frozenset(
+    {
+        "parallel", "type_k", "type_v", "flash_attn", "backend", "n_gpu_layers", "ubatch", "mmap", "cache_ram",
+        "ctx_checkpoints",
+    }
+)  # fmt: skip
 # The order of groups on a command line: --rpc comes before -ot, which may name its devices. Within a group, table order
 # applies: -ot precedes -ncmoe because the first match wins.
 _PRINTED = (
@@ -330,3 +337,16 @@ def command_words(values: Mapping[str, Any], build: int) -> list[str]:
     return flag_words(
         (CONTEXT, *sorted(flags, key=lambda flag: _PRINTED.index(flag.group))), values
     )
+
+
+def words_ollama_lacks(given: Mapping[str, Any]) -> list[str]:
+    """The command-line words of the given flags that Ollama has no equivalent of. Companions are left out."""
+    # It has one size for both batches, gives each request a cache of its own, and splits layers.
+    only = {"batch": given.get("ubatch"), "unified": False, "split_mode": "layer"}
+    lacking = {
+        key: value
+        for key, value in given.items()
+        if key not in _OF_OLLAMA and (key not in only or value != only[key])
+    }
+    flags = (flag for flag in FLAGS if not (flag.ours or flag.companion))
+    return flag_words(flags, lacking, ours=True)

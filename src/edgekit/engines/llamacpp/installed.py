@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgekit.engines import lm_studio, ollama
-from edgekit.engines.discovery import FoundProgram, ask_program, find_programs, in_parallel
+from edgekit.engines.discovery import FoundProgram, ask_program, in_parallel
 from edgekit.engines.llamacpp.run.binding import (
     FIT_TOOL_NAME,
     SERVER_NAME,
@@ -29,9 +29,11 @@ from edgekit.engines.llamacpp.run.binding import (
     start_child,
     xllamacpp_version,
 )
+from edgekit.engines.llamacpp.stored_version import find_servers, store_version
 from edgekit.engines.llamacpp.types import (
     NEWEST,
-    default_version,
+    Backend,
+    named_version,
     read_version,
     version_name,
     wheel_version,
@@ -40,24 +42,24 @@ from edgekit.engines.program import Installation
 from edgekit.engines.protocol import ANSWER_S
 from edgekit.errors import EngineError, UsageError, one_line
 from edgekit.machine.surroundings import Surroundings
-from edgekit.machine.types import System
 
 
 class _Backend(NamedTuple):
     name: str
     devices: tuple[str, ...]  # how the names of its devices begin
     library: str  # libggml-NAME.so, if it is a library of its own
+    rules: Backend | None = None  # None: EdgeKit has no rules for it
 
 
 # The fastest first. Others are not for GPUs: BLAS, RPC ...
 _BACKENDS = (
-    _Backend("CUDA", ("CUDA",), "cuda"),
-    _Backend("ROCm", ("ROCm",), "hip"),
-    _Backend("Metal", ("MTL", "Metal"), "metal"),
+    _Backend("CUDA", ("CUDA",), "cuda", Backend.CUDA),
+    _Backend("ROCm", ("ROCm",), "hip", Backend.HIP),
+    _Backend("Metal", ("MTL", "Metal"), "metal", Backend.METAL),
     _Backend("MUSA", ("MUSA",), "musa"),
-    _Backend("SYCL", ("SYCL",), "sycl"),
+    _Backend("SYCL", ("SYCL",), "sycl", Backend.SYCL),
     _Backend("CANN", ("CANN",), "cann"),
-    _Backend("Vulkan", ("Vulkan",), "vulkan"),
+    _Backend("Vulkan", ("Vulkan",), "vulkan", Backend.VULKAN),
     _Backend("OpenVINO", ("OPENVINO",), "openvino"),
     _Backend("WebGPU", ("WebGPU",), "webgpu"),
     _Backend("OpenCL", ("GPUOpenCL",), "opencl"),
@@ -72,11 +74,16 @@ _UNKNOWN_COMMIT = "unknown"
 _LEAST_BUILD = 1000  # what was not built in its repository reports build 0 or 1
 _DEVICE = re.compile(r"  (\w{1,32}): (.{1,200}) \(\d{1,12} MiB, \d{1,12} MiB free\)")
 _LIBRARY = re.compile(r"(?:lib)?ggml-([a-z]+)(?:-[\w.-]+)?\.(?:so|dylib|dll)(?:\.[\d.]+)?")
-_NO_CUDA = re.compile(r"failed to initialize (CUDA|ROCm|MUSA)")  # a build without libraries beside
+_NO_CUDA = re.compile(
+    r"failed to initialize (CUDA|ROCm|MUSA)"
+)  # a build without separate libraries
 _MAX_LIBRARIES = 1000  # files of a folder that are looked at
 _MAX_DEVICES = 64
 _NAME_CHARS = 100
 _LAST_LINES = 4
+
+
+Question = Callable[[], Iterable[Installation]]  # to one program
 
 
 def installations(
@@ -84,34 +91,33 @@ def installations(
 ) -> tuple[Installation, ...]:
     """Those that find a GPU first, the fastest backend before the others; last those that EdgeKit cannot start."""
     here = here or Surroundings()
-    servers = find_programs(SERVER_NAME, here, _package_folders(here))
-    questions: list[Callable[[], Iterable[Installation]]] = [
-        partial(_wheel, timeout_s),
-        *(partial(_server, found, timeout_s) for found in servers),
-        *(partial(_fit_tool, found, timeout_s) for found in find_fit_tools(here, servers)),
-        partial(_ollama, here, timeout_s),
-        _lm_studio,
-    ]
-    found = [
-        installation
-        for answer in in_parallel(lambda question: tuple(question()), questions)
-        for installation in answer
-    ]
-    return tuple(sorted(found, key=lambda item: (bool(item.problem), _rank(item.devices))))
-
-
-def _package_folders(here: Surroundings) -> Iterator[tuple[str, Path]]:
-    """Where winget and Scoop put llama.cpp, with or without links in a folder of the PATH."""
-    if here.system is not System.WINDOWS:
-        return
-    if local := here.environment.get("LOCALAPPDATA"):
-        packages = Path(local) / "Microsoft" / "WinGet" / "Packages"
-        yield from (("winget", folder) for folder in packages.glob("ggml.llamacpp_*"))
-    home = here.environment.get("USERPROFILE", "")
-    if scoop := here.environment.get("SCOOP") or (home and str(Path(home) / "scoop")):
-        yield from (
-            ("Scoop", folder) for folder in (Path(scoop) / "apps").glob("llama.cpp*/current")
+    servers = find_servers(here)
+    found = _in_order(
+        (
+            *_wheel_and_servers(servers, timeout_s),
+            *(partial(_fit_tool, found, timeout_s) for found in find_fit_tools(here, servers)),
+            partial(_ollama, here, timeout_s),
+            _lm_studio,
         )
+    )
+    store_version(found, servers)
+    return found
+
+
+def wheel_and_servers(servers: Sequence[FoundProgram]) -> tuple[Installation, ...]:
+    """What `run` can start, the best first."""
+    return _in_order(_wheel_and_servers(servers, ANSWER_S))
+
+
+def _wheel_and_servers(servers: Sequence[FoundProgram], timeout_s: float) -> Iterator[Question]:
+    yield partial(_wheel, timeout_s)
+    yield from (partial(_server, found, timeout_s) for found in servers)
+
+
+def _in_order(questions: Iterable[Question]) -> tuple[Installation, ...]:
+    answers = in_parallel(lambda question: tuple(question()), questions)
+    found = (installation for answer in answers for installation in answer)
+    return tuple(sorted(found, key=lambda item: (bool(item.problem), _rank(item.devices))))
 
 
 def _server(found: FoundProgram, timeout_s: float) -> Iterator[Installation]:
@@ -178,7 +184,9 @@ def _read_version(text: str) -> _ShownVersion:
         build, version, commit = int(new[2] or 0), new[1], new[3] or ""
     else:
         first = one_line(next(filter(None, lines), ""))
-        return _ShownVersion(problem=f"it prints no version of llama.cpp, but {first!r}")
+        return _ShownVersion(
+            problem=f"--version printed {first!r}, which is not a llama.cpp version"
+        )
     commit = "" if commit == _UNKNOWN_COMMIT else commit
     is_numbered = build >= _LEAST_BUILD and not old
     result = _ShownVersion(version=version, build=f"b{build}" if is_numbered else commit)
@@ -205,6 +213,20 @@ def read_devices(text: str) -> tuple[str, ...]:
 def _backend_of(device: str) -> _Backend | None:
     """The backend for GPUs that a device belongs to: CUDA for "CUDA0: NVIDIA GeForce RTX 4090"."""
     return next((backend for backend in _BACKENDS if device.startswith(backend.devices)), None)
+
+
+def cards_by_backend(installation: Installation) -> dict[Backend, dict[int, str]]:
+    """The names of the GPUs that a program lists, by their numbers; of each backend with rules, the fastest first."""
+    listed: dict[Backend, dict[int, str]] = {}
+    for backend in _BACKENDS:
+        names = {
+            int(re.sub(r"\D", "", name) or 0): description
+            for name, _, description in (device.partition(": ") for device in installation.devices)
+            if name.startswith(backend.devices)
+        }
+        if names and backend.rules is not None:
+            listed[backend.rules] = names
+    return listed
 
 
 def _rank(devices: Iterable[str]) -> int:
@@ -296,7 +318,7 @@ def _ollama(here: Surroundings, timeout_s: float) -> Iterator[Installation]:
         path="",
         version=found.version,
         backends=_backends((), found.library_folders) if found.library_folders else (),
-        rules_version=version_name(*default_version()),
+        rules_version=_unknown_version(),
     )
     if found.program is not None:
         yield replace(
@@ -313,4 +335,9 @@ def _ollama(here: Surroundings, timeout_s: float) -> Iterator[Installation]:
 
 
 def _lm_studio() -> Iterator[Installation]:
-    return lm_studio.installations("llama.cpp", version_name(*default_version()))
+    return lm_studio.installations("llama.cpp", _unknown_version())
+
+
+def _unknown_version() -> str:
+    """The rules for a program that does not say which llama.cpp it has: those of the newest, unless one is named."""
+    return version_name(*(named_version() or (NEWEST, None)))

@@ -53,6 +53,13 @@ WINDOWS_RESERVE_BYTES = 2 * GIB  # the desktop compositor uses some
 # Most reliable first.
 VENDORS = (Vendor.NVIDIA, Vendor.APPLE, Vendor.AMD, Vendor.INTEL)
 BACKENDS = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}  # of others: Vulkan
+VENDORS_OF: Mapping[Backend, frozenset[Vendor]] = {
+    Backend.CUDA: frozenset({Vendor.NVIDIA}),
+    Backend.HIP: frozenset({Vendor.AMD}),
+    Backend.METAL: frozenset({Vendor.APPLE}),
+    Backend.VULKAN: frozenset(Vendor) - {Vendor.APPLE},
+    Backend.SYCL: frozenset({Vendor.INTEL}),
+}
 STEPS = 24  # bisections: accurate to a ten-millionth of a card
 DIVIDED = ", divided "
 MOST_TAKERS = 3  # every split costs a full graph
@@ -66,7 +73,7 @@ def devices(machine: Machine) -> tuple[Device, ...]:
 
 def backend_name(card: Device) -> str:
     """The backend for the card."""
-    return BACKENDS.get(card.vendor, "vulkan")
+    return card.backend or BACKENDS.get(card.vendor, "vulkan")
 
 
 def budgets(machine: Machine) -> tuple[Budget, ...]:
@@ -109,20 +116,11 @@ def placements(task: Task) -> Iterator[Placement]:
     setup = LlamaCppSetup.of(start.setup or default_setup())
     cards, *fewer = _card_sets(devices(machine))
     has_backend = "backend" in start.fixed_flags
-    if has_backend:
-        vendors = {card.vendor for card in cards}
-        runs = {
-            Backend.CPU: True,
-            Backend.CUDA: Vendor.NVIDIA in vendors,
-            Backend.HIP: Vendor.AMD in vendors,
-            Backend.METAL: Vendor.APPLE in vendors,
-            Backend.VULKAN: bool(vendors - {Vendor.APPLE}),
-            Backend.SYCL: Vendor.INTEL in vendors,
-        }
-        if not runs[setup.backend]:
-            raise HardwareError(
-                f"{machine.name} has no device for the backend {setup.backend.value}"
-            )
+    if has_backend and not (
+        setup.backend is Backend.CPU
+        or any(card.vendor in VENDORS_OF[setup.backend] for card in cards)
+    ):
+        raise HardwareError(f"{machine.name} has no device for the backend {setup.backend.value}")
     if start.fixed_flags & _BY_NUMBER and (devices(machine) or setup.servers):
         yield _requested_placement(machine, setup, has_backend=has_backend)
         return
@@ -205,7 +203,7 @@ def _card_sets(cards: Cards) -> list[Cards]:
 def _visible_cards_hint(machine: Machine, used: Cards) -> str:
     """A hint to the environment variable that hides unused NVIDIA cards from llama.cpp; empty if all are used."""
     all_cards = devices(machine)
-    if len(all_cards) == len(used) or all_cards[0].vendor is not Vendor.NVIDIA:
+    if len(all_cards) == len(used) or backend_name(all_cards[0]) != "cuda":
         return ""
     return f" alone (CUDA_VISIBLE_DEVICES={','.join(str(card.index) for card in used)})"
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from edgekit.model.types import Cached, CachedBy
 
 if TYPE_CHECKING:
-    from edgekit.bill.types import MemoryLine
+    from edgekit.bill.types import Load, MemoryLine
     from edgekit.engines.llamacpp.quantization import Converted, SourceModel
+    from edgekit.engines.llamacpp.run.binding import VerifyMethod
     from edgekit.engines.llamacpp.types import (
         HeadSizes,
         LlamaCppSetup,
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
         TensorGroup,
         TensorPlacement,
     )
+    from edgekit.engines.program import EngineReport
     from edgekit.formats.types import ModelHeader, Tensor
     from edgekit.machine.types import Pool
     from edgekit.model.types import LayerKind, Model
@@ -47,6 +49,11 @@ class LlamaCppPrepared:
         self.repacked_bytes: CachedBy[LlamaCppSetup, int] = CachedBy()
         self.cache_groups: CachedBy[
             tuple[TensorPlacement, int], dict[tuple[LayerKind, Pool], list[int]]
+        ] = CachedBy()
+
+        # what the llama.cpp on this machine reports, by everything that a question depends on
+        self.reports: CachedBy[
+            tuple[Load, LlamaCppSetup, bool, str], tuple[VerifyMethod, EngineReport]
         ] = CachedBy()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.engines.flags import field_values, fields_of, given_values, number, read_options
+from edgekit.engines.llamacpp.default_version import default_version
 from edgekit.engines.llamacpp.flags import (
     DRAFT_MAX,
     FLAGS,
@@ -26,7 +27,6 @@ from edgekit.engines.llamacpp.types import (
     LlamaMode,
     LoadFacts,
     SplitMode,
-    default_version,
     read_servers,
     read_version,
     used_devices,

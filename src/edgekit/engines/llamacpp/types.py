@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # -- versions ----------------------------------------------------------------------------------
 
 VARIABLE = "EDGEKIT_LLAMA_VERSION"
-WHEEL = "xllamacpp"  # the llama.cpp that `edgekit run` starts
+WHEEL, SERVER = "xllamacpp", "llama-server"  # programs that `edgekit run` starts
 
 
 class Rules(enum.IntEnum):
@@ -179,14 +179,11 @@ def wheel_version(text: str) -> LlamaVersion:
     return LlamaVersion(OLDEST)
 
 
-def default_version() -> LlamaVersion:
-    """EDGEKIT_LLAMA_VERSION, else that of the xllamacpp wheel here, else the newest known.
-
-    `run` and `serve` follow the program that they start: asking llama-server takes too long for every check.
-    """
+def named_version() -> LlamaVersion | None:
+    """The version in EDGEKIT_LLAMA_VERSION; None if it is not set. Raises UsageError."""
     named = os.environ.get(VARIABLE)
     if not named:
-        return installed_version() or LlamaVersion(NEWEST)
+        return None
     try:
         return read_version(named)
     except UsageError as error:

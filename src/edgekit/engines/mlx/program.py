@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from edgekit.bill.types import Component, Setup, Verdict
 from edgekit.engines.chat import Prompt
@@ -20,7 +20,7 @@ from edgekit.engines.mlx.quantization import AS_STORED
 from edgekit.engines.mlx.request_rules import request_rules
 from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.engines.openai_client import OPENAI_NAMES, OpenAiClient
-from edgekit.engines.ports import connectable, in_address
+from edgekit.engines.ports import url_of
 from edgekit.engines.process import (
     ChildProcess,
     ServerLaunch,
@@ -30,6 +30,7 @@ from edgekit.engines.process import (
 )
 from edgekit.engines.program import (
     ComparedRow,
+    EngineProgram,
     EngineStart,
     Installation,
     LocalWeights,
@@ -37,7 +38,7 @@ from edgekit.engines.program import (
     RunningEngine,
     RunOptions,
 )
-from edgekit.engines.python_programs import in_this_python, interpreter_of
+from edgekit.engines.python_programs import interpreter_of, package_installation
 from edgekit.engines.request_rules import RequestLimits
 from edgekit.errors import UsageError
 from edgekit.machine.surroundings import Surroundings
@@ -68,21 +69,12 @@ _COMPLAINT = re.compile(r"\bERROR\b|error:|Error\b|Traceback")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MlxProgram:
+class MlxProgram(EngineProgram):
     name: str = NAME
     install: str = INSTALL
-    loads_shards: bool = True
-    has_budget: bool = False
-    has_keys: bool = True
 
     def find(self) -> Installation | None:
-        """mlx-lm in this Python environment."""
-        found = in_this_python("mlx_lm", ["mlx-lm"])
-        if found is None:
-            return None
-        return Installation(
-            program=NAME, origin=found.origin, path=found.path, version=found.versions["mlx-lm"]
-        )
+        return package_installation(NAME, "mlx_lm", "mlx-lm")
 
     def on_machine(self, machine: Machine, _installation: Installation) -> Machine:
         """On Linux, the processor as a device: MLX computes in the RAM there."""
@@ -98,9 +90,6 @@ class MlxProgram:
             because="MLX's CPU build",
         )
         return replace(machine, devices=(cpu,))
-
-    def own_name(self, _reference: str, _files: object) -> str:
-        return ""
 
     def flags_for(self, options: RunOptions, _installation: Installation) -> dict[str, Any]:
         if options.rolling:
@@ -127,12 +116,6 @@ class MlxProgram:
 
     def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> MlxStarter:
         return MlxStarter()
-
-    def verifier(self, _values: object, **_options: object) -> NoReturn:
-        raise UsageError("edgekit verify supports only llama.cpp: --engine llama.cpp")
-
-    def calibrator(self) -> NoReturn:
-        raise UsageError("edgekit calibrate supports only llama.cpp: --engine llama.cpp")
 
 
 PROGRAM = MlxProgram()
@@ -273,7 +256,7 @@ def _is_ready(process: MlxProcess, timeout_s: float) -> bool:
         process.version = str(message["version"])
     if "address" in message:
         port = str(message["address"]).rpartition(":")[2]
-        process.address = f"http://{in_address(connectable(process.server.host))}:{port}"
+        process.address = url_of(process.server.host, port)
     if "weights_bytes" in message:
         process.weights_bytes = int(message["weights_bytes"])
         process.active_bytes = int(message["active_bytes"])

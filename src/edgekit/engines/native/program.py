@@ -9,39 +9,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgekit import __version__
-from edgekit.bill.types import Setup
 from edgekit.engines.chat import Prompt
 from edgekit.engines.native.stream_plan import StreamSetup
-from edgekit.engines.program import EngineStart, Installation, RunningEngine, RunOptions
+from edgekit.engines.program import (
+    EngineProgram,
+    EngineStart,
+    Installation,
+    RunningEngine,
+    RunOptions,
+)
 from edgekit.errors import MissingExtraError, UsageError
 from edgekit.machine.monitor import Monitor
 
 if TYPE_CHECKING:
     from edgekit.bill.types import Verdict
     from edgekit.engines.native.text import FileText
-    from edgekit.machine.types import Machine
 
 
 # For each byte of a prompt: at most one token, as two Python objects, and its text.
 TOKENIZING_BYTES = 48
 
 
-class NativeProgram:
-    name = "stream"
-    loads_shards = False
-    has_budget = True
-    has_keys = False
-    install = "pip install 'edgekit-models[embed]'"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeProgram(EngineProgram):
+    name: str = "stream"
+    install: str = "pip install 'edgekit-models[embed]'"
+    loads_shards: bool = False
+    has_budget: bool = True
+    has_keys: bool = False
 
     def find(self) -> Installation:
         """It is part of EdgeKit; `open` says if a package that it needs is missing."""
         return Installation(program=self.name, origin="built in", path="", version=__version__)
-
-    def on_machine(self, machine: Machine, _installation: Installation) -> Machine:
-        return machine
-
-    def own_name(self, _reference: str, _files: object) -> str:
-        return ""
 
     def flags_for(self, options: RunOptions, _installation: Installation) -> dict[str, Any]:
         values = {
@@ -53,10 +52,6 @@ class NativeProgram:
 
     def request_limits(self, _verdict: Verdict, _weights: object) -> NoReturn:
         raise UsageError("the built-in engine has no server")
-
-    def with_limits(self, verdict: Verdict) -> Setup:
-        """Nothing grows after the start."""
-        return verdict.way.setup
 
     def open(self, path: Path, held: ExitStack, budget_bytes: int | None) -> NativeStarter:
         try:
@@ -75,14 +70,6 @@ class NativeProgram:
             monitor=Monitor(budget_bytes=budget_bytes, own_process=budget_bytes is not None),
             text=held.enter_context(open_text(path)),
         )
-
-    def verifier(self, _values: object, **_options: object) -> NoReturn:
-        raise UsageError(
-            "the built-in engine cannot be verified: its estimate is what it allocates"
-        )
-
-    def calibrator(self) -> NoReturn:
-        raise UsageError("the built-in engine is not calibrated: it measures the disk when it runs")
 
 
 PROGRAM = NativeProgram()

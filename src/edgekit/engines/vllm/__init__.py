@@ -20,6 +20,7 @@ class Vllm(Engine):
     cache_flags = "--kv-cache-dtype"
     cache_fields = ("kv_cache_dtype",)
     chooses_repositories = True
+    shares_memory = False
     for_programs = ("vllm",)
     flags = flags.FLAGS
     programs = (ProgramEntry("vllm", "edgekit.engines.vllm.program:PROGRAM", ("run", "serve")),)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from edgekit.bill.types import Component, MemoryEstimate, Verdict
 from edgekit.engines.chat import Prompt
 from edgekit.engines.openai_client import OPENAI_NAMES, OpenAiClient
-from edgekit.engines.ports import connectable, free_port, in_address
+from edgekit.engines.ports import free_port, url_of
 from edgekit.engines.process import (
     ChildProcess,
     ServerLaunch,
@@ -26,6 +26,7 @@ from edgekit.engines.process import (
 )
 from edgekit.engines.program import (
     ComparedRow,
+    EngineProgram,
     EngineStart,
     Installation,
     LocalWeights,
@@ -33,13 +34,12 @@ from edgekit.engines.program import (
     RunningEngine,
     RunOptions,
 )
-from edgekit.engines.python_programs import in_this_python
+from edgekit.engines.python_programs import package_installation
 from edgekit.engines.request_rules import RequestLimits
 from edgekit.engines.vllm.commands import server_words, taken
 from edgekit.engines.vllm.request_rules import request_rules
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import UsageError
-from edgekit.machine.types import Machine
 from edgekit.units import GIB
 
 NAME = "vllm"
@@ -66,27 +66,12 @@ _ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmProgram:
+class VllmProgram(EngineProgram):
     name: str = NAME
     install: str = "pip install vllm (Linux with an NVIDIA GPU)"
-    loads_shards: bool = True
-    has_budget: bool = False
-    has_keys: bool = True
 
     def find(self) -> Installation | None:
-        """VLLM in this Python environment."""
-        found = in_this_python("vllm", ["vllm"])
-        if found is None:
-            return None
-        return Installation(
-            program=NAME, origin=found.origin, path=found.path, version=found.versions["vllm"]
-        )
-
-    def on_machine(self, machine: Machine, _installation: Installation) -> Machine:
-        return machine
-
-    def own_name(self, _reference: str, _files: object) -> str:
-        return ""
+        return package_installation(NAME, "vllm", "vllm")
 
     def flags_for(self, options: RunOptions, _installation: Installation) -> dict[str, Any]:
         if options.rolling:
@@ -106,12 +91,6 @@ class VllmProgram:
 
     def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> VllmStarter:
         return VllmStarter()
-
-    def verifier(self, _values: object, **_options: object) -> NoReturn:
-        raise UsageError("edgekit verify supports only llama.cpp: --engine llama.cpp")
-
-    def calibrator(self) -> NoReturn:
-        raise UsageError("edgekit calibrate supports only llama.cpp: --engine llama.cpp")
 
 
 PROGRAM = VllmProgram()
@@ -244,7 +223,7 @@ def executable(installation: Installation) -> list[str]:
     found = Path(installation.path)
     if installation.path and found.is_file():
         return [str(found)]
-    return [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+    return [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main"]
 
 
 def _is_ready(process: VllmProcess, timeout_s: float) -> bool:
@@ -252,8 +231,11 @@ def _is_ready(process: VllmProcess, timeout_s: float) -> bool:
     if not process.has_log(timeout_s):
         return False
     launch = process.server
-    process.address = f"http://{in_address(connectable(launch.host))}:{launch.port}"
-    return health(process.address) == http.client.OK
+    process.address = url_of(launch.host, launch.port)
+    if health(process.address) == http.client.OK:
+        return True
+    process.wait(timeout_s)  # a pause, unless it ends
+    return False
 
 
 def compare(estimate: MemoryEstimate, log: VllmLog) -> Iterator[ComparedRow]:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from tests.programs import write_program
 from tests.runtime_engines import small_model
 
@@ -21,7 +23,13 @@ from edgekit.engines.llamacpp.asked import asked_lines
 from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run.verification import ask_engine
 from edgekit.engines.llamacpp.types import Backend, DeviceSlot, LlamaCppSetup, LlamaMode
-from edgekit.engines.program import NOTHING, EngineReport, MeasuredBytes, ReportedMemory
+from edgekit.engines.program import (
+    NOTHING,
+    EngineReport,
+    Installation,
+    MeasuredBytes,
+    ReportedMemory,
+)
 from edgekit.errors import EngineError
 from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model import open_model
@@ -141,6 +149,32 @@ def test_asked_lines_divide_each_part_among_the_memories() -> None:
         assert line.basis is Basis.ASKED
         assert line.within is not None
         assert line.within * line.size_bytes <= 4 * MIB
+
+
+SIZES_MIB = st.integers(1, 4000)
+
+
+@given(st.lists(st.tuples(SIZES_MIB, SIZES_MIB, SIZES_MIB), min_size=1, max_size=4))
+@example([(300, 1, 1), (100, 100, 1)])  # the sliding layers are nearly all on the second device
+def test_bound_of_each_cache_holds_the_truth(truth: list[tuple[int, int, int]]) -> None:
+    """llama.cpp reports the total of each kind of cache, and the sum of all kinds in each memory."""
+    totals = {
+        kind: MeasuredBytes(low_bytes=size * MIB, high_bytes=size * MIB)
+        for kind, size in zip(CACHES, map(sum, zip(*truth, strict=True)), strict=True)
+    }
+    memories = [memory(i, 1, sum(sizes), 1) for i, sizes in enumerate(truth)]
+    report = EngineReport(
+        through="xllamacpp",
+        version="2026.10",
+        parts={Component.WEIGHTS: mib(1), Component.COMPUTE: mib(1), **totals},
+        memories=(*memories, memory(None, 0, 0, 0)),
+    )
+    lines = {(line.component, line.pool): line for line in asked_lines(report)}
+    for index, sizes in enumerate(truth):
+        for kind, size in zip(CACHES, sizes, strict=True):
+            line = lines[kind, Pool(PoolKind.DEVICE, index)]
+            assert line.within is not None
+            assert abs(line.size_bytes - size * MIB) <= line.within * line.size_bytes + 1
 
 
 @pytest.mark.parametrize("command", ["estimate", "check", "plan"])
@@ -269,6 +303,13 @@ common_memory_breakdown_print: |   - CUDA1 (NVIDIA H200)  | 143167 = 142000 + (1
 common_memory_breakdown_print: |   - Host                 |                   299 =   287 +       0 +      12                |
 """
 
+CPU_LOG = """\
+llama_context:        CPU  output buffer size =     0.00 MiB
+llama_kv_cache: size =    0.06 MiB (   256 cells,   2 layers,  1/1 seqs)
+sched_reserve:        CPU compute buffer size =     1.00 MiB
+common_memory_breakdown_print: |   - Host |      1 =     1 +       0 +       1       |
+"""
+
 
 @pytest.fixture
 def _fit_params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,6 +323,41 @@ def _fit_params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     wheel = replace(binding.XLLAMACPP, is_here=lambda: False)
     monkeypatch.setattr(asked, "METHODS", (wheel, binding.FIT_TOOL))
+
+
+@pytest.mark.usefixtures("_unknown")
+def test_run_of_an_unknown_architecture_asks_each_question_once(
+    run: Run, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("xllamacpp")
+    contexts: list[int | None] = []
+
+    def counted(method: Any, question: Any) -> EngineReport:
+        contexts.append(question.load.context_tokens)
+        return ask_engine(method, question)
+
+    monkeypatch.setattr(asked, "ask_engine", counted)
+    assert run("run", model, "-p", "a", "-n", "4", "--raw", "-q")[0] == 0
+    assert contexts
+    assert len(set(contexts)) == len(contexts)
+
+
+def test_the_build_of_the_chosen_llama_server_is_asked(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not another one on the PATH, and not the wheel."""
+    versions = {"chosen": "version: 9294 (0c1e570)", "other": "version: 9993 (0c1e570)"}
+    for name, version in versions.items():
+        code = f"import sys\nprint({version!r} if '--version' in sys.argv else {CPU_LOG!r})"
+        write_program(tmp_path / name / "llama-fit-params", code.replace("print(", "sys.exit("))
+    monkeypatch.setenv("PATH", str(tmp_path / "other"))
+    chosen = Installation(
+        program="llama-server", origin="PATH", path=str(tmp_path / "chosen" / "llama-server")
+    )
+    opened, load = open_model(model), Load(context_tokens=256, sequences=1)
+    bill = asked.ask(opened.model, opened.files, load, SERVER, None, program=chosen)
+    weights = next(line for line in bill.lines if line.component is Component.WEIGHTS)
+    assert weights.because == "llama-fit-params 9294 (0c1e570) reports it"
 
 
 @pytest.mark.usefixtures("_fit_params")

@@ -97,9 +97,12 @@ def test_version_of_a_llama_server(
     ("printed", "problem"),
     [
         ("version: 8000 (0c1e570)", "llama.cpp b8000 is too old: edgekit supports b8608"),
-        ("usage: llama-server", "it prints no version of llama.cpp, but 'usage: llama-server'"),
-        ("", "it prints no version of llama.cpp, but ''"),
-        ("version: \x1b[31m" + "9" * 40, "it prints no version of llama.cpp, but 'version: [31m"),
+        (
+            "usage: llama-server",
+            "--version printed 'usage: llama-server', which is not a llama.cpp version",
+        ),
+        ("", "--version printed '', which is not a llama.cpp version"),
+        ("version: \x1b[31m" + "9" * 40, "--version printed 'version: [31m"),
     ],
     ids=["too old", "another program", "silent", "hostile"],
 )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 from tests.recorded import DATA, engine_models, gguf_files, gguf_header, header_bytes
@@ -14,7 +11,6 @@ from tests.recorded import DATA, engine_models, gguf_files, gguf_header, header_
 from edgekit.app.candidates import key_of
 from edgekit.bill.types import Component
 from edgekit.cli import main
-from edgekit.engines import engine_named
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.architectures import (
     Conversion,
@@ -23,17 +19,14 @@ from edgekit.engines.llamacpp.architectures import (
     conversion_of,
     known_architecture,
 )
-from edgekit.engines.llamacpp.setups import default_setup, read_row
+from edgekit.engines.llamacpp.setups import read_row
 from edgekit.engines.llamacpp.types import (
     NEWEST,
     OLDEST,
     VARIABLE,
-    LlamaCppSetup,
     LlamaVersion,
     Rules,
     answered_version,
-    default_version,
-    installed_version,
     is_newer,
     read_version,
     version_name,
@@ -121,55 +114,6 @@ def test_is_newer() -> None:
     assert [is_newer(read_version(text).version) for text in known] == [False] * 5
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    info = folder / f"xllamacpp-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: xllamacpp\nVersion: {version}\n")
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delenv(VARIABLE)
-    installed_version.cache_clear()
-
-
-@pytest.fixture
-def _fresh_default() -> Iterator[None]:
-    yield
-    installed_version.cache_clear()
-
-
-@pytest.mark.usefixtures("_fresh_default")
-@pytest.mark.parametrize(
-    ("version", "rules"),
-    [("2026.5.9294", 9294), ("2026.12.12345", NEWEST), ("0.2.14", OLDEST)],
-)
-def test_default_version_is_that_of_the_installed_wheel(
-    version: str, rules: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(tmp_path, monkeypatch, version)
-    assert default_version().rules == rules
-    setups = (
-        read_row({}, None)[1],
-        default_setup(),
-        engine_named("llama.cpp").default_setup(),
-    )
-    assert {LlamaCppSetup.of(setup).rules for setup in setups} == {rules}
-
-
-@pytest.mark.usefixtures("_fresh_default")
-def test_default_version_is_the_newest_known_without_an_engine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    paths = [path for path in sys.path if not (Path(path) / "xllamacpp").is_dir()]
-    monkeypatch.setattr(sys, "path", paths)
-    monkeypatch.delenv(VARIABLE)
-    installed_version.cache_clear()
-    assert default_version() == LlamaVersion(NEWEST)
-
-
-def test_default_version_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "b9294")
-    assert default_version() == LlamaVersion(9294, "b9294")
-
-
 @pytest.mark.parametrize(
     "arguments", [["check", "qwen3-8b"], ["recommend"], ["check", "qwen3-8b", "qwen3-4b"]]
 )
@@ -202,18 +146,6 @@ def test_stored_recommendations_are_keyed_by_version(monkeypatch: pytest.MonkeyP
 
 def test_wheel_version_without_a_build_number_is_the_oldest() -> None:
     assert wheel_version("0.2.14") == wheel_version("nightly") == LlamaVersion(OLDEST)
-
-
-@pytest.mark.usefixtures("_fresh_default")
-def test_every_command_bills_the_installed_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    install(tmp_path, monkeypatch, "2026.12.12345")
-    for command in (("check", "--why"), ("plan", "--why"), ("estimate",)):
-        main((*command, "sample:gemma-3-27b", "-c", "4k"))
-        output = capsys.readouterr().out
-        assert "llama.cpp b12345" in output
-        assert "is newer than 0.6.0-dev (b11549)" in " ".join(output.split())
 
 
 def test_flag_llama_version(capsys: pytest.CaptureFixture[str]) -> None:

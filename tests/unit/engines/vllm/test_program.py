@@ -6,7 +6,8 @@ import os
 import signal
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -27,6 +28,7 @@ from edgekit.engines.program import (
     RunningEngine,
     RunOptions,
 )
+from edgekit.engines.vllm import program
 from edgekit.engines.vllm.commands import taken
 from edgekit.engines.vllm.program import VllmLog, VllmProgram, compare, executable
 from edgekit.errors import ContextTooLargeError, EngineError, UsageError
@@ -157,7 +159,7 @@ def test_the_end_of_a_process_is_explained(folder: Path, verdict: Verdict, tmp_p
 
 def test_without_a_program_on_the_path_this_python_runs_it() -> None:
     words = executable(Installation(program="vllm", origin="Python package", path=""))
-    assert words[1:] == ["-m", "vllm.entrypoints.cli.main"]
+    assert words[1:] == ["-P", "-m", "vllm.entrypoints.cli.main"]
 
 
 @pytest.mark.parametrize(
@@ -166,3 +168,20 @@ def test_without_a_program_on_the_path_this_python_runs_it() -> None:
 def test_options_that_it_does_not_have(options: RunOptions) -> None:
     with pytest.raises(UsageError, match="leave out"):
         PROGRAM.flags_for(options, Installation(program="vllm", origin="PATH", path=""))
+
+
+@pytest.mark.parametrize("status", [None, 200])
+def test_is_ready_pauses_between_its_log_and_its_port(
+    monkeypatch: pytest.MonkeyPatch, status: int | None
+) -> None:
+    """vLLM logs its address before it listens."""
+    waits: list[float] = []
+    process = SimpleNamespace(
+        has_log=lambda _: True,
+        server=SimpleNamespace(host="0.0.0.0", port=8000),
+        wait=waits.append,
+    )
+    monkeypatch.setattr(program, "health", lambda _: status)
+    assert program._is_ready(cast("Any", process), 0.5) is (status == 200)
+    assert process.address == "http://127.0.0.1:8000"
+    assert waits == ([] if status == 200 else [0.5])

@@ -11,6 +11,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from importlib.util import find_spec
@@ -18,26 +19,32 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.bill.types import Component, Load
-from edgekit.engines.discovery import FoundProgram, ask_program, find_programs
+from edgekit.engines.discovery import FoundProgram, ask_program, find_programs, is_program
 from edgekit.engines.flags import fields_of, flag_words, given_values
 from edgekit.engines.llamacpp.flags import TABLE
-from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
+from edgekit.engines.llamacpp.types import SERVER, WHEEL, Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.process import ChildProcess, Message
+from edgekit.engines.program import Installation
 from edgekit.errors import EngineError, UsageError
 from edgekit.machine.surroundings import Surroundings
 
 SCRIPT = Path(__file__).parents[1] / "child.py"
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}  # waiting threads do not spin
+# Variables with the numbers of the GPUs that a backend may use; empty: none.
+VISIBLE = {
+    Backend.CUDA: "CUDA_VISIBLE_DEVICES",
+    Backend.HIP: "HIP_VISIBLE_DEVICES",
+    Backend.VULKAN: "GGML_VK_VISIBLE_DEVICES",
+}
 # llama.cpp uses a GPU even if no layer is offloaded: hide it for CPU-only runs.
-NO_DEVICES = dict.fromkeys(
-    ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"), ""
-)
+NO_DEVICES = dict.fromkeys(VISIBLE.values(), "")
 _ENVIRONMENT = {
     "GGML_NO_BACKTRACE": "1",  # otherwise an abort starts a debugger on itself
     "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MiB of the address space
 }
-# Settings that the plan does not know: flags as variables, and where Google's platform expects llama.cpp to listen.
-_NOT_INHERITED = ("LLAMA_ARG_", "AIP_MODE")
+# Settings that the plan does not know: flags as variables, where Google's platform expects llama.cpp to listen, and the
+# user's key, which the llama-server inside Ollama would demand of Ollama.
+_NOT_INHERITED = ("LLAMA_ARG_", "LLAMA_API_KEY", "AIP_MODE")
 # Components that the engine reports too. It does not report prompt caches and the driver's context.
 COMPARED = (
     Component.WEIGHTS,
@@ -50,13 +57,12 @@ COMPARED = (
 # An adapter that does not exist. Failing to open it stops a server after its dry run. Otherwise the server would load
 # the model without having allocated memory for it, and crash before its log is written.
 STOP = "no-adapter.gguf"
-XLLAMACPP_NAME = "xllamacpp"
+XLLAMACPP_NAME, SERVER_NAME = WHEEL, SERVER
 INSTALL_XLLAMACPP = "pip install 'edgekit-models[llama]'"
 _AUTO = -1  # n_parallel: llama-server's default
 _VERBOSE = 5  # from this verbosity on, its dry run logs buffers
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"  # arg.cpp: --cpu-moe
 FIT_TOOL_NAME = "llama-fit-params"
-SERVER_NAME = "llama-server"
 _NOT_OF_FIT_TOOL = frozenset({"rpc", "device_memory", "unified"})
 _VERSION_TIMEOUT_S = 20.0
 
@@ -218,12 +224,12 @@ def enum_parameters(load: Load, setup: LlamaCppSetup) -> dict[str, tuple[str, st
 
 def find_fit_tools(here: Surroundings, servers: Iterable[FoundProgram]) -> tuple[FoundProgram, ...]:
     """llama-fit-params on the PATH, or next to one of these llama-servers."""
-    beside = [
+    folders = [
         (server.origin, folder)
         for server in servers
         for folder in dict.fromkeys((server.path.parent, server.path.resolve().parent))
     ]
-    return find_programs(FIT_TOOL_NAME, here, beside)
+    return find_programs(FIT_TOOL_NAME, here, folders)
 
 
 def find_fit_tool() -> str | None:
@@ -237,9 +243,9 @@ def has_fit_tool() -> bool:
     return find_fit_tool() is not None
 
 
-def fit_tool_version() -> str:
+def fit_tool_version(program: str | None = None) -> str:
     """The tool's version from its --version: 'version: 0.5.0-dev (build 1, commit 0c1e570)'."""
-    program = find_fit_tool()
+    program = program or find_fit_tool()
     if program is None:
         return "of unknown version"
     output = ask_program([program, "--version"], timeout_s=_VERSION_TIMEOUT_S)
@@ -247,7 +253,7 @@ def fit_tool_version() -> str:
     return match[1].strip() if match else "of unknown version"
 
 
-def fit_tool_request(question: LoadQuestion) -> dict[str, Any]:
+def fit_tool_request(question: LoadQuestion, program: str | None = None) -> dict[str, Any]:
     """The tool's command. UsageError for flags of llama-server: it only has those that all llama.cpp tools share."""
     load, setup = question.load, question.setup
     refused = {
@@ -273,7 +279,7 @@ def fit_tool_request(question: LoadQuestion) -> dict[str, Any]:
     requested = given_values(TABLE, load, setup)
     values |= {name: requested[name] for name in requested if name in known - _NOT_OF_FIT_TOOL}
     values["repack"] = setup.repack
-    command = [find_fit_tool() or FIT_TOOL_NAME, "-m", str(question.path)]
+    command = [program or find_fit_tool() or FIT_TOOL_NAME, "-m", str(question.path)]
     command += ["--fit-print", "on", "--verbose", *flag_words(TABLE, values)]
     return {"command": command if setup.has_device else [*command, "--device", "none"]}
 
@@ -307,6 +313,23 @@ FIT_TOOL = VerifyMethod(
     request=fit_tool_request,
 )
 METHODS = (XLLAMACPP, FIT_TOOL)
+
+
+def method_of(program: Installation | None) -> VerifyMethod | None:
+    """How the build of this program is asked: the wheel, or the tool next to a llama-server. None if it cannot be."""
+    if program is None:
+        return None
+    if program.program == XLLAMACPP_NAME:
+        return XLLAMACPP
+    tool = Path(program.path).with_name(FIT_TOOL_NAME + Path(program.path).suffix)
+    if program.program != SERVER_NAME or not is_program(tool):
+        return None
+    return replace(
+        FIT_TOOL,
+        is_here=lambda: True,
+        version=partial(fit_tool_version, str(tool)),
+        request=partial(fit_tool_request, program=str(tool)),
+    )
 
 
 def choose_method(mode: LlamaMode | None = None, *, really: bool = False) -> VerifyMethod:

@@ -11,7 +11,7 @@ from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run.binding import NO_DEVICES, child_environment, start_child
 from edgekit.engines.llamacpp.run.engine_log import EngineLog, LoggedAllocations, is_complaint
 from edgekit.engines.llamacpp.run.launch import Launch, make_settings, server_words
-from edgekit.engines.ports import connectable, in_address
+from edgekit.engines.ports import url_of
 from edgekit.engines.process import (
     ChildProcess,
     Message,
@@ -147,7 +147,7 @@ def _wheel_is_ready(process: EngineProcess, timeout_s: float) -> bool:
     if message is None or "address" not in message:
         return False
     first, port = process.messages[0], str(message["address"]).rpartition(":")[2]
-    process.address = f"http://{in_address(connectable(process.launch.at.host))}:{port}"
+    process.address = url_of(process.launch.at.host, port)
     version, engine = binding.xllamacpp_version(), first.get("version")
     process.version = version if engine is None else f"{version} (llama.cpp {engine})"
     process.idle = resident_at("started", first.get("memory") or {})
@@ -159,7 +159,7 @@ def _program_is_ready(process: EngineProcess, timeout_s: float) -> bool:
     if not process.has_log(timeout_s) or process.launch.program is None:
         return False
     port = process.log.address.rpartition(":")[2]
-    process.address = f"http://{in_address(connectable(process.launch.at.host))}:{port}"
+    process.address = url_of(process.launch.at.host, port)
     process.version = described(process.launch.program)
     return True
 

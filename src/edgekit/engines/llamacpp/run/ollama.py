@@ -11,27 +11,30 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
-import os
-import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
-
-import psutil
+from typing import Any
 
 from edgekit.bill.types import Verdict
 from edgekit.engines.chat import Fitted, GenerationResult, Message, Prompt, Sampling
-from edgekit.engines.llamacpp.commands import ollama_settings, plan_problems
+from edgekit.engines.flags import companions_in
+from edgekit.engines.llamacpp.commands import (
+    ollama_settings,
+    plan_problems,
+)
+from edgekit.engines.llamacpp.flags import FLAGS, words_ollama_lacks
 from edgekit.engines.llamacpp.run.binding import child_environment
 from edgekit.engines.llamacpp.run.engine import LoadingLog
+from edgekit.engines.llamacpp.run.ollama_models import forget, left_behind, new_name, record
 from edgekit.engines.llamacpp.run.program import ALONE, compare_reported, limited
 from edgekit.engines.llamacpp.run.request_rules import GRAMMARS, STOP
-from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.openai_client import REPLY_BYTES, OpenAiClient, encoded_image
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LoadFacts
+from edgekit.engines.openai_client import OpenAiClient, encoded_image
 from edgekit.engines.ports import connectable, free_port, in_address
 from edgekit.engines.process import (
+    GRACE_S,
     ChildProcess,
     ServerLaunch,
     ServerProcess,
@@ -41,9 +44,12 @@ from edgekit.engines.process import (
 )
 from edgekit.engines.program import (
     ComparedRow,
+    Ended,
+    EngineProgram,
     EngineStart,
     Installation,
     LocalWeights,
+    OwnModel,
     RunningEngine,
     RunOptions,
 )
@@ -56,14 +62,19 @@ from edgekit.engines.request_rules import (
     RequestLimits,
     RequestRules,
 )
-from edgekit.errors import EngineError, UsageError
+from edgekit.errors import EdgekitError, EngineError, UsageError
 from edgekit.machine.types import Machine, PoolKind
+from edgekit.model.types import embeds_in_one_batch
+from edgekit.sources.locator import hub_model_of
+from edgekit.sources.ollama import find_ollama, user_store
+from edgekit.sources.reference import OllamaModel, parse_reference
 from edgekit.sources.types import ModelFiles, Origin
 from edgekit.units import format_bytes
 
 NAME = "ollama"
 _INSTALL = "install Ollama (ollama.com/download), so that ollama is on the PATH"
 _LOG_S = 10.0  # for the log of a model that has answered to arrive
+_DELETE_S = 3.0  # for the answer to a request to delete a model
 _CHUNK_BYTES = 2**20
 _LINE_BYTES = 2**20  # one line of an answer's stream
 _NANOSECONDS = 1e9
@@ -82,31 +93,47 @@ _OPTIONS = {
 _DEFAULTS = dict.fromkeys(
     ("OLLAMA_KV_CACHE_TYPE", "OLLAMA_FLASH_ATTENTION", "OLLAMA_SCHED_SPREAD"), ""
 )
-_CHARS_PER_TOKEN = 4  # of ordinary text 3 to 6
 _TOO_LONG = r"exceeds? the (?:available )?context"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OllamaProgram:
+class OllamaProgram(EngineProgram):
     name: str = NAME
     install: str = _INSTALL
     loads_shards: bool = False
-    has_budget: bool = False
     has_keys: bool = False
-
-    def find(self) -> None:
-        """It has to be searched for and asked."""
 
     def on_machine(self, machine: Machine, installation: Installation) -> Machine:
         """Without the GPUs, if Ollama has no libraries for them."""
         has_gpu = set(installation.backends) - {"CPU"}
         return machine if has_gpu or not installation.backends else replace(machine, devices=())
 
-    def own_name(self, reference: str, files: ModelFiles | None) -> str:
-        """The name by which Ollama downloads the model itself; "" for a file on this machine."""
-        if files is None or files.origin is Origin.HUB:
-            return f"hf.co/{reference}"
-        return files.label if files.origin in {Origin.OLLAMA, Origin.OLLAMA_STORE} else ""
+    def own_model(
+        self, reference: str, files: ModelFiles | None, values: Mapping[str, Any]
+    ) -> OwnModel | None:
+        """The model in the store of an Ollama that the user starts. None for one that only the service's store has."""
+        # A model of Ollama brings its projector, which cannot be left out.
+        model = None if values.get("no_mmproj") else _own_name(reference, files)
+        own: OwnModel | None = None
+        if model is not None:
+            store, is_here = user_store(), False
+            with suppress(EdgekitError):  # damaged or incomplete
+                is_here = find_ollama(model, stores=(store,)) is not None
+            if is_here or files is None or files.origin is not Origin.OLLAMA_STORE:
+                own = OwnModel(name=model.label, store=store, is_here=is_here)
+        companions = companions_in(FLAGS, values)
+        if own is not None and companions.get("projector") == "auto":
+            del companions["projector"]
+        if companions:
+            raise UsageError(
+                "Ollama takes draft models, adapters and projectors from its own models only: leave them out, or use"
+                " --with llama-server"
+            )
+        if words := words_ollama_lacks(values):
+            raise UsageError(
+                f"Ollama has no equivalent of {' '.join(words)}: leave it out, or use --with llama-server"
+            )
+        return own
 
     def flags_for(self, options: RunOptions, installation: Installation) -> dict[str, Any]:
         """One conversation at a time, as Ollama does unless more users are asked for."""
@@ -116,37 +143,61 @@ class OllamaProgram:
         return {**({"llama_version": version} if version else {}), **ALONE}
 
     def request_limits(self, verdict: Verdict, _weights: LocalWeights) -> RequestLimits:
-        """Ollama silently shortens a prompt that is longer than the window, so long text is refused before."""
-        window_tokens = verdict.context_tokens
+        """Ollama's OpenAI API silently drops what does not fit; no field turns that off (openai/openai.go)."""
+        window_tokens, variant = verdict.context_tokens // verdict.streams, verdict.variant
+        geometry = None if variant is None else variant.model.geometry
+        if geometry is not None and geometry.embeds and embeds_in_one_batch(geometry):
+            window_tokens = min(window_tokens, LoadFacts.of(verdict.estimate).n_ubatch)
         length = NumberLimit(
             most=window_tokens, reason="the context that the server was planned for"
         )
         rules = RequestRules(
             endpoints=(*COMPLETIONS, EMBEDDINGS, RESPONSES),
-            numbers={"max_tokens": length, "max_completion_tokens": length},
+            numbers=dict.fromkeys(
+                ("max_tokens", "max_completion_tokens", "max_output_tokens"), length
+            ),
             lists={
                 "stop": STOP,
                 "tools": ListLimit(most=1024, reason="they are part of the prompt"),
             },
             grammars=GRAMMARS,
-            chars_per_token=_CHARS_PER_TOKEN,
+            truncates=True,
         )
         return RequestLimits(rules=rules, window_tokens=window_tokens)
 
     def with_limits(self, verdict: Verdict) -> LlamaCppSetup:
+        for problem in plan_problems(verdict):
+            raise UsageError(f"{problem}; use --with llama-server")
         return limited(verdict)
 
     def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> OllamaStarter:
         return OllamaStarter()
 
-    def verifier(self, _values: object, **_options: object) -> NoReturn:
-        raise UsageError("edgekit verify runs llama.cpp itself: leave out --with")
-
-    def calibrator(self) -> NoReturn:
-        raise UsageError("edgekit calibrate runs llama.cpp itself: leave out --with")
-
 
 PROGRAM = OllamaProgram()
+
+
+def _own_name(reference: str, files: ModelFiles | None) -> OllamaModel | None:
+    """The model as Ollama names it: of its registry, or hf.co/org/name:quant.
+
+    None for what it cannot name: a file, a revision, a model in several files, and one without a quantisation in its
+    name, of which Ollama would choose the file.
+    """
+    if files is not None and files.origin in {Origin.OLLAMA, Origin.OLLAMA_STORE}:
+        name = files.label
+    elif files is None or (files.origin is Origin.HUB and len(files.weights) == 1):
+        hub = hub_model_of(reference)
+        quant = files.label.partition(":")[2] if files is not None else hub and hub.quant
+        if hub is None or not quant or hub.revision or hub.filename:
+            return None
+        name = f"hf.co/{hub.repo}:{quant}"
+    else:
+        return None
+    try:
+        parsed = parse_reference(f"ollama:{name}")
+    except UsageError:  # the hub has longer names
+        return None
+    return parsed if isinstance(parsed, OllamaModel) else None
 
 
 class OllamaStarter:
@@ -156,36 +207,18 @@ class OllamaStarter:
     @contextmanager
     def start(self, request: EngineStart) -> Iterator[RunningEngine]:
         """Runs Ollama's server with the model loaded, watched, until the end of the block."""
-        _check_plan(request)
         running = start(request)
         with watched(running, warn=request.warn) as watch:
-            try:
-                yield RunningEngine(
-                    generator=running.client,
-                    version=running.version,
-                    rules_version=request.installation.rules_version,
-                    rows=_compare(request, running),
-                    server=running,
-                    model=running.client.model,
-                    guard=watch,
-                )
-            finally:
-                with suppress(EngineError):  # it has ended: the next start cleans up
-                    running.client.delete(running.client.model)
-
-
-def _check_plan(request: EngineStart) -> None:
-    """Raises UsageError for a plan that Ollama cannot follow."""
-    weights = request.weights
-    if weights.drafter or weights.adapters or weights.projector:
-        raise UsageError(
-            "Ollama takes draft models, adapters and projectors from its own models only: leave them out"
-        )
-    problems = plan_problems(request.verdict)
-    if problems:
-        raise UsageError(f"{problems[0]}; use --with llama-server")
-    if request.threads is not None:
-        raise UsageError("Ollama chooses its number of threads itself: leave out --threads")
+            yield RunningEngine(
+                generator=running.client,
+                version=running.version,
+                program="Ollama",
+                rules_version=request.installation.rules_version,
+                rows=_compare(request, running),
+                server=running,
+                model=running.client.model,
+                guard=watch,
+            )
 
 
 class OllamaProcess(ServerProcess):
@@ -194,11 +227,18 @@ class OllamaProcess(ServerProcess):
     log: LoadingLog
     client: OllamaClient
 
+    def stop(self, why: str = "", *, grace_s: float = GRACE_S) -> Ended:
+        """Deletes the model that was made for it, and asks it to end."""
+        if self.poll() is None and self.client.model:
+            with suppress(EngineError):  # the next start deletes it
+                self.client.delete(self.client.model, timeout_s=_DELETE_S)
+        return super().stop(why, grace_s=grace_s)
+
 
 def start(request: EngineStart) -> OllamaProcess:
     """Starts `ollama serve` until it has loaded the model."""
     at, weights = request.address, request.weights
-    settings = ollama_settings(request.verdict, request.verdict.context_tokens)
+    settings = ollama_settings(request.verdict)
     launch = ServerLaunch(
         program="Ollama",
         title=at.alias or request.label,
@@ -209,6 +249,10 @@ def start(request: EngineStart) -> OllamaProcess:
         uses_nvidia=LlamaCppSetup.of(request.setup).uses_nvidia,
         ram_bytes=request.estimate.in_pool(PoolKind.HOST),
     )
+    # Without num_batch, Ollama chooses a larger one for a long context.
+    parameters = settings.parameters | {"num_batch": LoadFacts.of(request.estimate).n_ubatch}
+    if request.threads is not None:
+        parameters["num_thread"] = request.threads
     environment = child_environment(
         {
             **request.environment,
@@ -233,7 +277,7 @@ def start(request: EngineStart) -> OllamaProcess:
                 has_messages=False,
             ),
         )
-        process.log, process.version = log, f"in Ollama {request.installation.version}"
+        process.log, process.version = log, request.installation.version
         process.address = f"http://{in_address(connectable(launch.host))}:{launch.port}"
         process.client = OllamaClient(process.address, window_tokens=settings.parameters["num_ctx"])
         return process
@@ -243,7 +287,7 @@ def start(request: EngineStart) -> OllamaProcess:
         if health(process.address, "/api/version") != http.client.OK:
             process.wait(timeout_s)
             return False
-        _load(process.client, request, settings.parameters)
+        _load(process.client, request, parameters)
         return True
 
     return start_server(launch, create, is_ready, tell=request.say, begun=request.begun)
@@ -251,17 +295,12 @@ def start(request: EngineStart) -> OllamaProcess:
 
 def _load(client: OllamaClient, request: EngineStart, parameters: Mapping[str, int | bool]) -> None:
     """Makes a model with the plan's parameters and loads it, if it still fits after the download."""
-    client.delete_leftovers()
+    for name in left_behind(user_store()):
+        client.delete(name)
     source = _at_ollama(client, request)
     request.recheck()
-    model = _derived_name(request)
-    client.create(model, {**source, "parameters": parameters})
-    try:
-        client.load(model)
-    except EngineError:
-        client.delete(model)
-        raise
-    client.serve(model)
+    client.create(new_name(request.label), {**source, "parameters": parameters})
+    client.load()
 
 
 def _at_ollama(client: OllamaClient, request: EngineStart) -> dict[str, Any]:
@@ -285,21 +324,13 @@ def _digest(path: Path) -> str:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def _derived_name(request: EngineStart) -> str:
-    """A name for the model with the plan's parameters, in Ollama's spelling."""
-    plain = re.sub(r"[^a-z0-9._-]", "-", request.label.rsplit("/", maxsplit=1)[-1].lower())
-    return f"edgekit-{plain.strip('._-')[:60] or 'model'}-{os.getpid()}"
-
-
-_DERIVED = re.compile(r"edgekit-.{1,60}-(\d{1,9})(?::latest)?$")
-
-
 def _compare(request: EngineStart, running: OllamaProcess) -> tuple[ComparedRow, ...]:
     """The bill compared with the log of Ollama's llama-server; empty if its log was not recognised."""
     if not running.has_log(_LOG_S):
         return ()
-    allocations = running.log.engine.allocations()
-    if not allocations.weights:
+    try:
+        allocations = running.log.engine.allocations()
+    except EngineError:  # an Ollama whose log has another format runs all the same
         return ()
     return compare_reported(request.estimate, allocations, running.files.size_bytes)
 
@@ -309,16 +340,7 @@ class OllamaClient(OpenAiClient):
 
     def __init__(self, address: str, *, window_tokens: int) -> None:
         super().__init__(address, program="Ollama", window_tokens=window_tokens, too_long=_TOO_LONG)
-        self._served = ""
-
-    def serve(self, model: str) -> None:
-        """From now on `write` asks this model."""
-        self._served = model
-
-    @property
-    def model(self) -> str:
-        """The name that Ollama knows the model by."""
-        return self._served
+        self.model = ""  # that was made with the plan's parameters
 
     def has(self, name: str) -> bool:
         return self.status("POST", "/api/show", {"model": name}) == http.client.OK
@@ -345,27 +367,21 @@ class OllamaClient(OpenAiClient):
                 say(f"Ollama downloads {name}: {format_bytes(done)} of {format_bytes(total)}")
 
     def create(self, model: str, body: Mapping[str, Any]) -> None:
+        """Makes the model that `load` and `write` ask."""
+        record(model, user_store())
+        self.model = model
         for _ in self._lines("/api/create", {"model": model, **body}):
             pass
 
-    def load(self, model: str) -> None:
+    def load(self) -> None:
         """Loads the model, and keeps it loaded."""
-        body = {"model": model, "keep_alive": -1}
-        for _ in self._lines("/api/generate", body):
+        for _ in self._lines("/api/generate", {"model": self.model, "keep_alive": -1}):
             pass
 
-    def delete_leftovers(self) -> None:
-        """Deletes the models that an EdgeKit left which has died."""
-        with self._reply("/api/tags", None) as reply:
-            listed = self._object(reply.read(REPLY_BYTES)).get("models")
-        for item in listed if isinstance(listed, list) else ():
-            name = str(item.get("name")) if isinstance(item, dict) else ""
-            match = _DERIVED.match(name)
-            if match and not psutil.pid_exists(int(match[1])):
-                self.delete(name)
-
-    def delete(self, model: str) -> None:
-        self.status("DELETE", "/api/delete", {"model": model})
+    def delete(self, model: str, *, timeout_s: float | None = None) -> None:
+        status = self.status("DELETE", "/api/delete", {"model": model}, timeout_s=timeout_s)
+        if status in {http.client.OK, http.client.NOT_FOUND}:
+            forget(model)
 
     def write(
         self, fitted: Fitted, sampling: Sampling, *, into: GenerationResult
@@ -379,7 +395,7 @@ class OllamaClient(OpenAiClient):
         }
         if fitted.max_tokens is not None:
             options["num_predict"] = fitted.max_tokens
-        body: dict[str, Any] = {"model": self._served, "options": options, "truncate": False}
+        body: dict[str, Any] = {"model": self.model, "options": options, "truncate": False}
         body |= {"keep_alive": -1}
         if prompt.is_plain:
             body |= {"prompt": prompt.text, "raw": True}
@@ -410,9 +426,9 @@ class OllamaClient(OpenAiClient):
         if not into.finish:
             raise EngineError("Ollama stopped in the middle of an answer")
 
-    def status(self, method: str, path: str, body: Any) -> int:
+    def status(self, method: str, path: str, body: Any, *, timeout_s: float | None = None) -> int:
         """The HTTP status of a request whose answer does not matter."""
-        connection = http.client.HTTPConnection(self._host)
+        connection = http.client.HTTPConnection(self._host, timeout=timeout_s)
         try:
             data = body if body is None or not isinstance(body, dict) else json.dumps(body)
             connection.request(method, path, data, encode_chunked=isinstance(data, Iterator))

@@ -25,6 +25,7 @@ from edgekit.engines.llamacpp.run.binding import (
     xllamacpp_version,
 )
 from edgekit.engines.llamacpp.run.calibrate import measure
+from edgekit.engines.llamacpp.run.cards import usable_machine, visible_cards
 from edgekit.engines.llamacpp.run.engine import start
 from edgekit.engines.llamacpp.run.engine_log import LoggedAllocations
 from edgekit.engines.llamacpp.run.generated import generated_files
@@ -46,6 +47,7 @@ from edgekit.engines.program import (
     NOTHING,
     CalibrateRequest,
     ComparedRow,
+    EngineProgram,
     EngineRun,
     EngineStart,
     Installation,
@@ -74,13 +76,7 @@ _UNLOGGED_PARTS = frozenset({"adapter", "projector"})  # loaded later, and logge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaCppProgram:
-    name: str
-    install: str
-    loads_shards: bool = True
-    has_budget: bool = False
-    has_keys: bool = True
-
+class LlamaCppProgram(EngineProgram):
     def find(self) -> Installation | None:
         """The wheel is found by its package; llama-server has to be searched for and asked."""
         if self.name != XLLAMACPP_NAME or not has_xllamacpp():
@@ -90,11 +86,7 @@ class LlamaCppProgram:
         )
 
     def on_machine(self, machine: Machine, installation: Installation) -> Machine:
-        """Without the GPUs, if this build of llama.cpp cannot use them."""
-        return machine if installation.devices else replace(machine, devices=())
-
-    def own_name(self, _reference: str, _files: object) -> str:
-        return ""
+        return usable_machine(machine, installation)
 
     def flags_for(self, options: RunOptions, installation: Installation) -> dict[str, Any]:
         """The flags for these options. The bill follows the installed llama.cpp, regardless of other settings."""
@@ -192,18 +184,19 @@ def _launch(request: EngineStart) -> Launch:
     cache_k, cache_v = (
         cache_type(request.values.get(f"draft_type_{side}", "f16")) for side in "kv"
     )
+    setup, verdict = LlamaCppSetup.of(request.setup), request.verdict
+    cards = visible_cards(verdict.way, verdict.machine, setup.backend, request.installation)
     return Launch(
         weights=request.weights,
         at=replace(request.address, alias=request.address.alias or request.label),
         load=request.load,
-        setup=LlamaCppSetup.of(request.setup),
+        setup=setup,
         sinks=request.sinks,
-        reranks=request.verdict.variant is not None
-        and request.verdict.variant.model.geometry.ranks,
+        reranks=verdict.variant is not None and verdict.variant.model.geometry.ranks,
         rolling=request.rolling,
         drafter_load=replace(request.load, cache_k=cache_k, cache_v=cache_v),
         threads=request.threads,
-        environment=request.environment,
+        environment={**request.environment, **cards},
         ram_bytes=request.estimate.in_pool(PoolKind.HOST),
         program=None if request.installation.program == XLLAMACPP_NAME else request.installation,
     )

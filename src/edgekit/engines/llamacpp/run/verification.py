@@ -20,6 +20,7 @@ from edgekit.engines.llamacpp.run.binding import (
     LoadQuestion,
     Pacing,
     VerifyMethod,
+    child_environment,
     start_child,
 )
 from edgekit.engines.llamacpp.run.engine_log import EngineLog
@@ -31,7 +32,13 @@ from edgekit.engines.llamacpp.types import (
     answered_version,
     installed_version,
 )
-from edgekit.engines.process import Message, read_status, resident_at, signal_name
+from edgekit.engines.process import (
+    ON_WINDOWS,
+    ChildProcess,
+    Message,
+    read_status,
+    resident_at,
+)
 from edgekit.engines.program import (
     NOTHING,
     ComparedRow,
@@ -40,6 +47,7 @@ from edgekit.engines.program import (
     ReportedSpeed,
     Resident,
     Verification,
+    signal_name,
 )
 from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
 from edgekit.formats import read_header
@@ -58,6 +66,7 @@ CHILD_BYTES = 4 * GIB  # address space of Python, the library and a header with 
 DRY_TRIES = 3  # builds of June and July 2026 crash at exit in 1 of 200 dry runs, before their log is written
 _PATIENCE_S = 0.5  # wait after the breakdown: llama-fit-params logs nothing after it
 _POLL_S = 0.02
+_OUTPUT_S = 10.0  # to read the rest of the log, unless a process that the tool has left behind keeps it open
 _WEIGHTS_LOADED = "llama_context: constructing llama_context"
 
 
@@ -366,13 +375,22 @@ def _run_once(request: Mapping[str, Any], question: LoadQuestion) -> _ChildRepor
                 child.resident.append(memory)
 
     deadline = time.monotonic() + question.timeout_s
-    process = start_child(
-        "verify",
-        {**request, "timeout_s": question.timeout_s, "memory_bytes": question.memory_bytes},
-        environment=PASSIVE | ({} if question.setup.has_device else NO_DEVICES),
-        on_line=read_line,
-        on_message=read_message,
-    )
+    environment = PASSIVE | ({} if question.setup.has_device else NO_DEVICES)
+    if ON_WINDOWS and "command" in request:  # a process there cannot become another program
+        process = ChildProcess(
+            request["command"],
+            environment=child_environment(environment),
+            on_line=read_line,
+            has_messages=False,
+        )
+    else:
+        process = start_child(
+            "verify",
+            {**request, "timeout_s": question.timeout_s, "memory_bytes": question.memory_bytes},
+            environment=environment,
+            on_line=read_line,
+            on_message=read_message,
+        )
     answered_s: float | None = None
     try:
         while process.exit_code is None and not log_complete.wait(_POLL_S):
@@ -385,6 +403,6 @@ def _run_once(request: Mapping[str, Any], question: LoadQuestion) -> _ChildRepor
                 child.timed_out = True
                 break
     finally:
-        child.exit_code = process.close()
+        child.exit_code = process.close(_OUTPUT_S)
     child.is_complete = is_dry and child.log.answered
     return child

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import struct
 import sys
 import tempfile
@@ -306,18 +308,24 @@ def ask_tool(method: VerifyMethod, timeout_s: float = PATIENCE_S) -> Verificatio
     )
 
 
+VERSION = """\
+if '--version' in sys.argv:
+    sys.exit('version: 0.5.0-dev (build 1, commit 0c1e570)')
+"""
+FIGURES = """\
+print('llama_context:        CPU  output buffer size =     0.00 MiB')
+print('llama_kv_cache: size =    0.06 MiB (   256 cells,   2 layers,  1/1 seqs)')
+print('sched_reserve:        CPU compute buffer size =     1.00 MiB')
+print('common_memory_breakdown_print: |   - Host |      1 =     0 +       0 +       1       |', flush=True)
+"""
+
+
+@pytest.mark.parametrize("on_windows", [False, True])
 def test_verify_model_with_llama_fit_params(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, on_windows: bool
 ) -> None:
-    body = (
-        "if '--version' in sys.argv:\n"
-        "    sys.exit('version: 0.5.0-dev (build 1, commit 0c1e570)')\n"
-        "print('llama_context:        CPU  output buffer size =     0.00 MiB')\n"
-        "print('llama_kv_cache: size =    0.06 MiB (   256 cells,   2 layers,  1/1 seqs)')\n"
-        "print('sched_reserve:        CPU compute buffer size =     1.00 MiB')\n"
-        "print('common_memory_breakdown_print: |   - Host |      1 =     0 +       0 +       1       |')\n"
-    )
-    result = ask_tool(install_tool(tmp_path, monkeypatch, body))
+    monkeypatch.setattr(verification, "ON_WINDOWS", on_windows)
+    result = ask_tool(install_tool(tmp_path, monkeypatch, VERSION + FIGURES))
     assert result.answer.through == "llama-fit-params"
     assert result.answer.version == "0.5.0-dev (build 1, commit 0c1e570)"
     assert result.mode == "library"
@@ -346,6 +354,25 @@ def test_tool_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.M
         ask_tool(method, timeout_s=0.7)
     printed.unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["llama-fit-params"]
+
+
+def test_tool_that_leaves_a_process_with_its_output_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "_OUTPUT_S", 0.01)
+    pids = tmp_path / "pids"
+    leave = f"""
+import subprocess
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
+open({str(pids)!r}, "a").write(f"{{left.pid}}\\n")
+"""
+    body = f"{VERSION}{leave}{FIGURES}time.sleep(3600)"
+    try:
+        result = ask_tool(install_tool(tmp_path, monkeypatch, body))
+        assert set(differences(result).values()) == {0}
+    finally:
+        for pid in pids.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def test_tool_that_prints_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def test_watch_warns_once_of_a_file_that_is_written_to_and_then_replaced(
 
 SPILLED = (
     "the model no longer fits on the GPU: {} of it is in RAM, which is much slower; use a shorter context "
-    "(llama.cpp: -c) or fewer layers on the GPU (-ngl)"
+    "(-c) or a smaller quantisation (--quant)"
 )
 
 
