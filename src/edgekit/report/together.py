@@ -168,7 +168,7 @@ def _can_serve(answer: Together, able: Sequence[Member]) -> bool:
         not answer.machine.what_if
         and not others
         and "serve" in engine_named(engine).starts_for
-        and not engine_named(engine).chooses_repositories
+        and engine_named(engine).shares_memory
         and all(member.check.ready for member in able)
     )
 
