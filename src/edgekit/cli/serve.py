@@ -24,6 +24,7 @@ from edgekit.cli.launch import (
     stop_code,
 )
 from edgekit.cli.serve_several import serve_several
+from edgekit.engines.backoff import STEADY_S, Backoff
 from edgekit.engines.ports import LARGEST_PORT, check_port, is_loopback
 from edgekit.engines.process import ending_in_order, family_resident_bytes
 from edgekit.engines.program import Address, LocalWeights, RunningEngine, Server, why_ended
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from edgekit.gateway.types import GatewaySettings
 
 _RESTART = re.compile(r"(no)|on-failure(?::(\d{1,6}))?")
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
-_STEADY_S = 300.0  # an engine that was up for this long starts again at once
 
 
 def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -217,25 +216,23 @@ class _Serving:
             return "", stop_code(stop)
 
     def _lives(self, restarts: int | None) -> tuple[str, int]:
-        count, wait_s = 0, _FIRST_WAIT_S
+        backoff = Backoff()
         while True:
             try:
                 return self._once()
             except _DiedError as died:
-                count += 1
-                if died.uptime_s > _STEADY_S:
-                    count, wait_s = 1, _FIRST_WAIT_S
-                if restarts is not None and count > restarts:
+                if died.uptime_s > STEADY_S:
+                    backoff = Backoff()
+                wait_s = backoff.next_pause_s()
+                if restarts is not None and backoff.failures > restarts:
                     return self._failed(died)
                 self._pause(str(died), wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             except (EngineError, MemoryPressureError, DoesNotFitError) as error:
                 # A first start that fails would fail again; a later one may find more memory.
+                count = backoff.failures
                 if not count or (restarts is not None and count >= restarts):
                     raise
-                count += 1
-                self._pause(str(error), wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                self._pause(str(error), backoff.next_pause_s())
 
     def _once(self) -> tuple[str, int]:
         """One life of the engine, until a signal ends it. Raises _DiedError if it ends by itself."""

@@ -19,13 +19,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeVar
 
+from edgekit.engines.backoff import STEADY_S, Backoff
 from edgekit.engines.request_rules import RequestLimits
 from edgekit.errors import EngineError, UsageError, one_line
 from edgekit.gateway.errors import GatewayError, unavailable, unknown_model
 from edgekit.gateway.types import ServedModel, Upstream
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a model that failed is started again
-STEADY_S = 60.0  # an engine that ran for this long and then died is started again at once
 # Requests of a model that is to be stopped may take this long: 5,000 tokens at reading speed. An engine that hangs
 # would never end them.
 FINISH_S = 600.0
@@ -99,7 +98,7 @@ class _Model:
     users: int = 0  # requests that run on `loaded`
     last_used: int = 0  # the number of the last request that began
     ready_s: float = 0.0
-    failures: int = 0  # one after another
+    backoff: Backoff = field(default_factory=Backoff)
     problem: str = ""  # of the last start, or how the engine died
     retry_s: float = 0.0  # not started before
     is_checking: bool = False
@@ -431,11 +430,11 @@ class SwappingModels:
         """The engine has ended, by itself or because it was stopped."""
         if model.loaded is not loaded:
             return
-        is_steady = self._clock() - model.ready_s >= STEADY_S
+        is_steady = self._clock() - model.ready_s > STEADY_S
         if model.state is _State.READY:
             _log.warning("%s: %s", model.entry.name, one_line(problem, _REASON_CHARS))
         if model.state is _State.STOPPING or is_steady:
-            model.failures = 0
+            model.backoff = Backoff()  # it is started again at once
         else:
             self._failed(model, problem)
         with self._lock:
@@ -450,9 +449,7 @@ class SwappingModels:
 
     def _failed(self, model: _Model, problem: str) -> None:
         model.problem = one_line(problem, _REASON_CHARS)
-        pause_s = min(FIRST_PAUSE_S * 2**model.failures, LONGEST_PAUSE_S)
-        model.failures = min(model.failures + 1, 30)
-        model.retry_s = self._clock() + pause_s
+        model.retry_s = self._clock() + model.backoff.next_pause_s()
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

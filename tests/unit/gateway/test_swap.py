@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 from tests.gateways import CHAT, RULES, ask, gateway, upstream_at
 from tests.patience import PATIENCE_S
 
+from edgekit.engines.backoff import LONGEST_PAUSE_S, STEADY_S
 from edgekit.engines.request_rules import RequestLimits
 from edgekit.errors import EngineError, UsageError
 from edgekit.gateway import swap
 from edgekit.gateway.errors import GatewayError
 from edgekit.gateway.swap import (
-    LONGEST_PAUSE_S,
-    STEADY_S,
     Begun,
     LoadedModel,
     ModelEntry,
@@ -454,7 +453,7 @@ async def test_model_that_failed_is_tried_again_after_a_growing_pause(world: Wor
 async def test_engine_that_died_is_started_again_at_the_next_request(world: World) -> None:
     first = world.request("a")
     await world.finish_jobs()
-    world.now_s += STEADY_S
+    world.now_s += STEADY_S + 1
     world.engines[0].end()
     second = world.request("a")
     await world.finish_jobs()
