@@ -61,10 +61,10 @@ def checker(weights: LocalWeights) -> Callable[[], None]:
     def check() -> None:
         if weights.name:  # of a model that the program itself has
             return
-        open_header(weights.model, reach=Reach(network=False))
-        for path in (weights.drafter, weights.projector, *weights.adapters):
-            if path is not None and not path.is_file():
+        for path in (weights.model, weights.drafter, weights.projector, *weights.adapters):
+            if path is not None and not path.exists():  # names no other files, as clients see it
                 raise NotFoundError(f"{path} does not exist any more")
+        open_header(weights.model, reach=Reach(network=False))
 
     return check
 
