@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +15,11 @@ from edgekit.engines.request_rules import (
     RequestLimits,
 )
 from edgekit.errors import quoted
-from edgekit.gateway.errors import refused_field
+from edgekit.gateway.errors import GatewayError, refused_field
 from edgekit.gateway.grammars import GrammarError, gbnf_size, pattern_size
 from edgekit.gateway.images import ImageError, pixels_in
+from edgekit.gateway.json_body import read_object
+from edgekit.gateway.schemas import SchemaError, check_schema
 
 # Parts of a message; any other type would be fetched, decoded or unpickled by some engine.
 _TEXT_PARTS = frozenset(
@@ -30,6 +30,9 @@ _MESSAGES = ("messages", "input")  # the fields that have parts
 _PARTS_IN = ("content", "output")
 _DATA_URL = "data:image/"
 _CHOICES = ("enum", "anyOf", "oneOf", "allOf", "properties")
+_SCHEMAS = (
+    "schema", "json_schema", "json_schema.schema", "format.schema", "parameters", "function.parameters",
+)  # fmt: skip
 _BOUNDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 
@@ -206,7 +209,14 @@ def _check_grammars(body: Mapping[str, Any], limit: GrammarLimit) -> None:
             chars += len(text)
             _check_size(field, text, chars, size_of, limit)
     for field in limit.schemas:
-        for key, value in _pairs(_schema(_value(body, field))):
+        schemas = _schema(field, _value(body, field))
+        for root in _roots(schemas):
+            try:
+                check_schema(root)
+            except SchemaError as error:
+                where = f"{field}: {error.key}" if error.key else field
+                raise refused_field(where, str(error)) from error
+        for key, value in _pairs(schemas):
             where = f"{field}: {key}"
             if key == "pattern" and isinstance(value, str):
                 chars += len(value)
@@ -250,12 +260,23 @@ def _value(body: Mapping[str, Any], field: str) -> object:
     return _value(value, rest) if isinstance(value, dict) else None
 
 
-def _schema(value: object) -> object:
+def _schema(field: str, value: object) -> object:
     """A schema, which may be written as text."""
-    if isinstance(value, str):
-        with suppress(ValueError, RecursionError):  # the engine refuses it
-            return json.loads(value)
+    if isinstance(value, str) and value.lstrip()[:1] == "{":
+        try:
+            return read_object(value.encode(errors="replace"))
+        except GatewayError as error:
+            raise refused_field(field, f"not a JSON schema: {error}") from error
     return value
+
+
+def _roots(value: object) -> Iterator[object]:
+    """Where references may start: the value itself, and the places of schemas in response formats and tools."""
+    for entry in value if isinstance(value, list) else [value]:
+        yield entry
+        if isinstance(entry, dict):
+            for place in _SCHEMAS:
+                yield _value(entry, place)
 
 
 def _pairs(value: object) -> Iterator[tuple[str, Any]]:

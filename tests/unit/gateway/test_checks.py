@@ -28,6 +28,7 @@ CHAT, COMPLETION, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/e
 MESSAGES = [{"role": "user", "content": "hi"}]
 HUGE = 2**31 - 1
 BOMB = url_of(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 60_000, 60_000) + bytes(5))
+ENDLESS = {"allOf": [{"$ref": "#/d/a"}], "d": {"a": {"$ref": "#/d/a"}}}
 NESTED = {"type": "string", "pattern": "((a{0,30}){0,30}){0,30}"}
 
 
@@ -132,6 +133,13 @@ def test_ordinary_requests_pass(rules: RequestRules, path: str, body: dict[str, 
         ({"json_schema": {"properties": {f"p{number}": {} for number in range(5000)}}}, "json_schema: properties"),
         ({"response_format": schema({"type": "array", "minItems": 100_000})}, "response_format: minItems"),
         ({"tools": [{"function": {"parameters": NESTED}}]}, "tools: pattern"),
+        ({"json_schema": ENDLESS}, "json_schema: $ref"),
+        ({"response_format": {"type": "json_object", "schema": ENDLESS}}, "response_format: $ref"),
+        ({"response_format": schema(ENDLESS)}, "response_format: $ref"),
+        ({"text": {"format": {"type": "json_schema", "schema": ENDLESS}}}, "text: $ref"),
+        ({"tools": [{}, {"function": {"parameters": ENDLESS}}]}, "tools: $ref"),
+        ({"tools": [{"parameters": ENDLESS}]}, "tools: $ref"),
+        ({"functions": [{"parameters": ENDLESS}]}, "functions: $ref"),
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip
@@ -164,6 +172,8 @@ def test_llamacpp_requests_that_are_refused(body: dict[str, Any], field: str) ->
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"guided_regex": NESTED["pattern"]}, "guided_regex"),
         ({"guided_json": json.dumps(NESTED)}, "guided_json: pattern"),
+        ({"guided_json": json.dumps(ENDLESS)}, "guided_json: $ref"),
+        ({"guided_json": '{"items":' * 70}, "guided_json"),
         ({"guided_choice": ["a"] * 5000}, "guided_choice"),
         ({"stop_token_ids": [1] * 5000}, "stop_token_ids"),
         ({"use_beam_search": True}, "use_beam_search"),
