@@ -57,11 +57,17 @@ def create_gateway(
             await models.begin()
             yield
 
-    async def health(_: Request) -> Response:
-        problems = [model.problem for model in models.listed()]
-        if not problems or all(problems):
-            raise unavailable(problems[0] if problems else "no model is served")
-        return JSONResponse({"status": "ok"})
+    async def health(request: Request) -> Response:
+        rows = models.listed()
+        if not all(model.problem for model in rows):
+            return JSONResponse({"status": "ok"})
+        if not rows:
+            raise unavailable("no model is served")
+        # The reason may have paths and lines of a log, and a page of any site may ask without the key.
+        if access.has_key(RequestHead.from_scope(request.scope)):
+            raise unavailable(rows[0].problem)
+        is_loading = any(model.is_loading for model in rows)
+        raise unavailable("the engine is starting" if is_loading else "the engine has stopped")
 
     async def listed(_: Request) -> Response:
         rows = [_row(model) for model in models.listed()]

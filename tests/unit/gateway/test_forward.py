@@ -262,7 +262,7 @@ def test_small_chunked_bodies_do_not_count_as_large(engine: Engine, address: str
         replies = []
         for _ in range(MOST_BODIES + 2):
             replies.append(pool.submit(post_chunked))
-            wait_until(lambda: len(engine.bodies) == len(replies))
+            wait_until(lambda: len(engine.bodies) == len(replies) or replies[-1].done())
         engine.go_on.set()
         assert {reply.result() for reply in replies} == {200}
 
@@ -345,6 +345,21 @@ class TestEngineThatIsGone:
                 200,
                 {"status": "ok"},
             )
+
+    def test_health_tells_the_reason_only_with_the_key(self) -> None:
+        """Service managers have no key. With one, pages of any site get the answer."""
+        problem = ["llama-server ended: cannot open /home/ann/secret.gguf"]
+        models = one_model(None, problem=lambda: problem[0])
+        with gateway(models, api_keys=("sk-1",)) as address:
+            for header in ({}, {"Authorization": "Bearer sk-2"}):
+                reply = ask(address, "/health", **header)
+                assert (reply.status, reply.error["message"]) == (503, "the engine has stopped")
+            reply = ask(address, "/health", Authorization="Bearer sk-1")
+            assert (reply.status, reply.error["message"]) == (503, problem[0])
+            problem[0] = ""
+            assert ask(address, "/health").error["message"] == "the engine is starting"
+            reply = ask(address, "/health", Authorization="Bearer sk-1")
+            assert reply.error["message"] == "tiny is loading"
 
     @pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\nContent-"])
     def test_engine_that_dies_before_its_response(self, begun: bytes) -> None:
