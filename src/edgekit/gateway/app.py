@@ -21,7 +21,7 @@ from edgekit.gateway.errors import GatewayError, too_many, unavailable, unknown_
 from edgekit.gateway.forward import Forward
 from edgekit.gateway.metrics import CONTENT_TYPE, Metrics
 from edgekit.gateway.types import GatewaySettings, Models, ServedModel
-from edgekit.server.bodies import drain
+from edgekit.server.bodies import respond
 from edgekit.server.requests import CLOSE, Header, RequestHead
 
 if TYPE_CHECKING:
@@ -181,13 +181,8 @@ def _internal() -> GatewayError:
 
 async def _send_error(error: GatewayError, send: Send, receive: Receive) -> None:
     headers, body = error.response()
-    start = {"type": "http.response.start", "status": error.status, "headers": list(headers)}
-    await send(start)
-    if error.status in _NOT_READ:
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        await drain(receive)
-        body = b""
-    await send({"type": "http.response.body", "body": body})
+    unread = receive if error.status in _NOT_READ else None
+    await respond(send, error.status, headers, body, unread=unread)
 
 
 def malformed_answer() -> tuple[tuple[Header, ...], bytes]:
