@@ -63,7 +63,7 @@ def check_request(body: Mapping[str, Any], endpoint: Endpoint, limits: RequestLi
         _check_list(field, _value(body, field), entries)
     images = {field: _check_parts(field, body.get(field), rules.images) for field in _MESSAGES}
     _check_texts(body, endpoint, limits, {field: found.chars for field, found in images.items()})
-    _check_choices(body, endpoint)
+    _check_empty_prompt(body, endpoint)
     if rules.grammars is not None:
         _check_grammars(body, rules.grammars)
     return Images(
@@ -150,7 +150,7 @@ def _check_texts(
             others_chars += _check_text(field, value, others_chars, limits)
 
 
-def _check_choices(body: Mapping[str, Any], endpoint: Endpoint) -> None:
+def _check_empty_prompt(body: Mapping[str, Any], endpoint: Endpoint) -> None:
     """llama.cpp never answers a request for several continuations of nothing, and its slots stay occupied."""
     if not any(_is_number(body.get(field)) and body[field] > 1 for field in _CONTINUATIONS):
         return
@@ -286,7 +286,7 @@ def _check_size(
     try:
         size = size_of(text)
     except GrammarError as error:
-        raise refused_field(field, f"not a grammar: {error}") from error
+        raise refused_field(field, str(error)) from error
     if size > limit.repetitions:
         raise refused_field(
             field,

@@ -14,7 +14,7 @@ MAX_COPIES = (
 )
 MAX_ALTERNATIVES = 4096
 MAX_OPTIONAL = 256  # in one object: 800 took 2 seconds, 1,600 took 15
-MAX_OPTIONAL_CUBED = 16 * MAX_OPTIONAL**3  # of all objects together
+MAX_OPTIONAL_CUBED = 4 * MAX_OPTIONAL**3  # of all objects together: a second
 MAX_REFERENCES = 512  # for each, llama.cpp copies the whole schema
 MAX_LEVELS = 2048  # of all that is referred to; llama.cpp crashed at 4,000
 _MANY = 10**9  # larger numbers are not told apart

@@ -65,7 +65,7 @@ RECURSIVE = {"type": "object", "properties": {"next": {"allOf": [{"$ref": "#/d/n
         ({"d": [{}], "items": [{"$ref": "#/d/" + "0" * 5}]}, "$ref"),
         (optional(MAX_OPTIONAL + 1), "properties"),
         ({"allOf": [{"anyOf": [{"$ref": "#/d"}] * 9}], "d": optional(50)}, "properties"),
-        ({"items": [optional(MAX_OPTIONAL)] * 17}, "properties"),
+        ({"items": [optional(MAX_OPTIONAL)] * 5}, "properties"),
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip
