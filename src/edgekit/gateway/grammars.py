@@ -1,8 +1,8 @@
 """How many ways to continue a grammar can leave open at once. Engines list them and search the list for each token.
 
 `("a"{0,30}){0,30}` leaves about 31 * 31 open. llama.cpp needed 8 seconds a token for three such levels, and did not
-come back from eleven levels of `{0,2}`. The result is an estimate: a recursive rule counts once. A choice between two
-recursive ways that begin alike is refused, because it doubles what is open with each token.
+come back from eleven levels of `{0,2}`. The result is an estimate: a recursive rule counts once. Recursion that
+multiplies what is open with each token is refused: choices between recursive alternatives that begin alike.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class _Piece:
     is_empty: bool  # or may be
     starts: int  # a bit for each ASCII character that it can begin with; the last one: any other
     refers_to: frozenset[str] = frozenset()  # rules that refer to it in turn
+    calls: frozenset[str] = frozenset()  # rules by which it does
+    is_mixed: bool = False  # it does so in a sequence of several different ones, or of three
 
 
 _EMPTY = _Piece(0, is_empty=True, starts=0)
@@ -84,15 +86,17 @@ def gbnf_size(text: str) -> int:
         return beginnings[name]
 
     def piece_of(name: str, depth: int, _is_first: bool) -> _Piece:  # noqa: FBT001
+        calls = frozenset({name})
         if name in unfinished:
             starts = beginning_of(name, depth, True).starts
-            return _Piece(1, False, starts, frozenset({name}))
+            return _Piece(1, False, starts, refers_to=calls, calls=calls)
         if name not in pieces:
             unfinished.add(name)
             pieces[name] = _Reader(body(name), depth, piece_of).whole()
             unfinished.remove(name)
         piece = pieces[name]
-        return replace(piece, refers_to=piece.refers_to & unfinished)
+        refers_to = piece.refers_to & unfinished
+        return replace(piece, refers_to=refers_to, calls=calls if refers_to else frozenset())
 
     return max((piece_of(name, 0, True).size for name in bodies), default=0)
 
@@ -141,24 +145,31 @@ class _Reader:
         self._depth -= 1
         _check_choice(pieces)
         return _Piece(
-            min(sum(piece.size for piece in pieces), MAX_SIZE),
-            any(piece.is_empty for piece in pieces),
-            _starts(pieces),
-            frozenset().union(*(piece.refers_to for piece in pieces)),
+            size=min(sum(piece.size for piece in pieces), MAX_SIZE),
+            is_empty=any(piece.is_empty for piece in pieces),
+            starts=_starts(pieces),
+            refers_to=frozenset().union(*(piece.refers_to for piece in pieces)),
+            calls=frozenset().union(*(piece.calls for piece in pieces)),
+            is_mixed=any(piece.is_mixed for piece in pieces),
         )
 
     def _sequence(self, *, is_first: bool) -> _Piece:
         """What may be empty leaves open also what follows it."""
-        whole, open_pieces, open_size = _EMPTY, list[_Piece](), 0
+        whole, open_pieces, open_size, recursive = _EMPTY, list[_Piece](), 0, 0
         while self._peek() not in {"", "|", ")"}:
             piece = self._repeated(self._element(is_first=is_first and whole.is_empty))
-            open_pieces.append(piece)
+            recursive += bool(piece.refers_to)
+            calls = whole.calls | piece.calls
+            several = recursive > 2 or (recursive == 2 and len(calls) > 1)
             whole = _Piece(
-                min(max(whole.size, open_size + piece.size), MAX_SIZE),
-                whole.is_empty and piece.is_empty,
-                whole.starts | piece.starts if whole.is_empty else whole.starts,
-                whole.refers_to | piece.refers_to,
+                size=min(max(whole.size, open_size + piece.size), MAX_SIZE),
+                is_empty=whole.is_empty and piece.is_empty,
+                starts=whole.starts | piece.starts if whole.is_empty else whole.starts,
+                refers_to=whole.refers_to | piece.refers_to,
+                calls=calls,
+                is_mixed=whole.is_mixed or piece.is_mixed or several,
             )
+            open_pieces.append(piece)
             open_size += piece.size
             if not piece.is_empty:
                 _check_choice(open_pieces)
@@ -190,7 +201,7 @@ class _Reader:
             self._next += 1
             copies = max(most, 1) + (token != "?")  # noqa: S105
             size, is_empty = min(piece.size * copies, MAX_SIZE), piece.is_empty or least == 0
-            piece = _Piece(size, is_empty, piece.starts, piece.refers_to)
+            piece = replace(piece, size=size, is_empty=is_empty)
         return piece
 
     def _peek(self) -> str:
@@ -212,15 +223,23 @@ def _bounds(token: str) -> tuple[int, int] | None:
 
 
 def _check_choice(pieces: Sequence[_Piece]) -> None:
-    """GrammarError if two pieces that are open at once are recursive and begin alike."""
-    seen = 0
+    """GrammarError if the number of ways that are open can grow with each token.
+
+    Such are two recursive pieces that begin alike; and one that goes on with different rules, if another piece begins
+    like it: which of them are still to come depends on every choice so far.
+    """
+    recursive = once = twice = 0
+    is_alike = False
     for piece in pieces:
-        if piece.refers_to:
-            if seen & piece.starts:
-                raise GrammarError(
-                    "two alternatives of a recursive rule begin alike: join what they have in common"
-                )
-            seen |= piece.starts
+        is_alike = is_alike or bool(piece.refers_to and recursive & piece.starts)
+        recursive |= piece.starts if piece.refers_to else 0
+        twice |= once & piece.starts
+        once |= piece.starts
+    mixed = [piece for piece in pieces if piece.refers_to and piece.is_mixed]
+    if is_alike or _starts(mixed) & twice:
+        raise GrammarError(
+            "two alternatives of a recursive rule begin alike: join what they have in common"
+        )
 
 
 def _starts(pieces: Sequence[_Piece]) -> int:

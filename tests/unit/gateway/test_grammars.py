@@ -46,6 +46,8 @@ DOUBLED = (
         ("root ::= " + '"a"{0,9999999999}' * 3, MAX_SIZE),
         ('root ::= "a"{ 2 , 5 }\r\n', 6),
         ('root ::= "(" root "and" root ")" | [0-9]+', 3),
+        ('root ::= "a" root root | "a"', 2),
+        ('root ::= "if" c root ("else" root)? | "in" c | c\nc ::= "(" c ")" | "c"', 6),
         ('root ::= "<" [a-z]+ ">" root* "</" [a-z]+ ">"', 3),
     ],
 )
@@ -106,6 +108,9 @@ def test_gbnf_size_of_what_is_not_a_grammar(grammar: str, message: str) -> None:
         'root ::= "a" x | "b"\nx ::= root "b" | root "c"',
         'root ::= "(" root "and" root ")" | "(" root "or" root ")" | "z"',
         'root ::= ("a" root "b")? ("a" root)? "z"',
+        'root ::= "a" root x | "a"\nx ::= "a" x root | "a"',
+        'root ::= "a" w | "a"\nw ::= root y\ny ::= "a" root y | "b"',
+        'root ::= "a" root root root | "a"',
         'root ::= [a-f] root | [^b-z] root "c" | "z"',
         'root ::= "\\u0061" root | "a" root "b" | "z"',
     ],
