@@ -24,7 +24,10 @@ from edgekit.server.bodies import BodyProblem, read_body
 from edgekit.server.requests import CLOSE, Header
 from edgekit.units import MIB
 
-LARGE_BYTES = 256 * 1024  # a body that takes milliseconds to parse is parsed in a thread
+THREAD_BYTES = (
+    16 * 1024
+)  # a body that takes milliseconds to parse or to check is worked on in a thread
+LARGE_BYTES = 256 * 1024  # a body of which a few take much memory
 MOST_PENDING_BYTES = 256 * 1024  # of a response, while its client does not read
 READ_BYTES = MIB  # of text that an engine reads at once, if its window is small
 READ_PIXELS = 64 * 2**20  # of images that an engine decodes at once, to 3 bytes each
@@ -150,13 +153,15 @@ class Forward:
                 await self._pass_on(upstream, endpoint.target, content, send, on_chunk)
 
     async def _in_turn(self, size_bytes: int, work: Callable[[], Result]) -> Result:
-        """What the function returns. For a large body it runs in a thread, so that other responses go on.
+        """What the function returns. Unless the body is small it runs in a thread, so that other responses go on.
 
-        One runs at a time, because values take more memory than their text. If the client leaves, this still waits
-        for the end of the thread: until then it holds the body.
+        For large bodies one runs at a time, because values take more memory than their text. If the client leaves, this
+        still waits for the end of the thread: until then it holds the body.
         """
-        if size_bytes < LARGE_BYTES:
+        if size_bytes < THREAD_BYTES:
             return work()
+        if size_bytes < LARGE_BYTES:
+            return await asyncio.to_thread(work)
         async with self._one_large:
             working = asyncio.ensure_future(asyncio.to_thread(work))
             try:

@@ -8,7 +8,7 @@ multiplies what is open with each token is refused: choices between recursive al
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -85,20 +85,37 @@ def gbnf_size(text: str) -> int:
             beginnings[name] = _Reader(body(name), depth, beginning_of).whole()
         return beginnings[name]
 
+    def open_rules(name: str) -> frozenset[str]:
+        """The unfinished rules that a finished one refers to, also through others that were unfinished then."""
+        piece = pieces[name]
+        found = piece.refers_to & unfinished
+        for other in piece.refers_to - unfinished - {name}:
+            found |= open_rules(other)
+        pieces[name] = replace(piece, refers_to=found)
+        return found
+
     def piece_of(name: str, depth: int, _is_first: bool) -> _Piece:  # noqa: FBT001
         calls = frozenset({name})
         if name in unfinished:
             starts = beginning_of(name, depth, True).starts
-            return _Piece(1, False, starts, refers_to=calls, calls=calls)
+            return _Piece(1, False, starts, refers_to=calls, calls=calls, is_mixed=name in mixed)
         if name not in pieces:
             unfinished.add(name)
             pieces[name] = _Reader(body(name), depth, piece_of).whole()
             unfinished.remove(name)
-        piece = pieces[name]
-        refers_to = piece.refers_to & unfinished
-        return replace(piece, refers_to=refers_to, calls=calls if refers_to else frozenset())
+        if not pieces[name].refers_to:
+            return pieces[name]
+        refers_to = open_rules(name)
+        return replace(pieces[name], calls=calls if refers_to else frozenset())
 
-    return max((piece_of(name, 0, True).size for name in bodies), default=0)
+    mixed: set[str] = set()
+    for _ in range(2):  # only the first time shows which rules are mixed in the end
+        pieces.clear()
+        size = max((piece_of(name, 0, True).size for name in bodies), default=0)
+        mixed = {name for name, piece in pieces.items() if piece.is_mixed}
+        if not mixed:
+            break
+    return size
 
 
 def pattern_size(pattern: str) -> int:
@@ -148,34 +165,38 @@ class _Reader:
             size=min(sum(piece.size for piece in pieces), MAX_SIZE),
             is_empty=any(piece.is_empty for piece in pieces),
             starts=_starts(pieces),
-            refers_to=frozenset().union(*(piece.refers_to for piece in pieces)),
-            calls=frozenset().union(*(piece.calls for piece in pieces)),
+            refers_to=_union(piece.refers_to for piece in pieces),
+            calls=_union(piece.calls for piece in pieces),
             is_mixed=any(piece.is_mixed for piece in pieces),
         )
 
     def _sequence(self, *, is_first: bool) -> _Piece:
         """What may be empty leaves open also what follows it."""
-        whole, open_pieces, open_size, recursive = _EMPTY, list[_Piece](), 0, 0
+        most, open_size, starts, is_empty = 0, 0, 0, True
+        open_pieces, recursive = list[_Piece](), list[_Piece]()
         while self._peek() not in {"", "|", ")"}:
-            piece = self._repeated(self._element(is_first=is_first and whole.is_empty))
-            recursive += bool(piece.refers_to)
-            calls = whole.calls | piece.calls
-            several = recursive > 2 or (recursive == 2 and len(calls) > 1)
-            whole = _Piece(
-                size=min(max(whole.size, open_size + piece.size), MAX_SIZE),
-                is_empty=whole.is_empty and piece.is_empty,
-                starts=whole.starts | piece.starts if whole.is_empty else whole.starts,
-                refers_to=whole.refers_to | piece.refers_to,
-                calls=calls,
-                is_mixed=whole.is_mixed or piece.is_mixed or several,
-            )
+            piece = self._repeated(self._element(is_first=is_first and is_empty))
+            most = max(most, open_size + piece.size)
+            starts |= piece.starts if is_empty else 0
+            is_empty = is_empty and piece.is_empty
             open_pieces.append(piece)
             open_size += piece.size
             if not piece.is_empty:
                 _check_choice(open_pieces)
                 open_pieces, open_size = [], 0
+            if piece.refers_to:
+                recursive.append(piece)
         _check_choice(open_pieces)
-        return whole
+        calls = _union(piece.calls for piece in recursive)
+        several = len(recursive) > 2 or (len(recursive) == 2 and len(calls) > 1)
+        return _Piece(
+            size=min(most, MAX_SIZE),
+            is_empty=is_empty,
+            starts=starts,
+            refers_to=_union(piece.refers_to for piece in recursive),
+            calls=calls,
+            is_mixed=several or any(piece.is_mixed for piece in recursive),
+        )
 
     def _element(self, *, is_first: bool) -> _Piece:
         token = self._tokens[self._next]
@@ -187,7 +208,7 @@ class _Reader:
             self._next += 1
             return piece
         if self._rule is None:
-            return _Piece(1, is_empty=False, starts=_ANY_START)
+            return _UNKNOWN  # a regular expression is not recursive
         if token == '""':  # noqa: S105
             return _EMPTY
         if _NAME.fullmatch(token):
@@ -228,6 +249,8 @@ def _check_choice(pieces: Sequence[_Piece]) -> None:
     Such are two recursive pieces that begin alike; and one that goes on with different rules, if another piece begins
     like it: which of them are still to come depends on every choice so far.
     """
+    if len(pieces) < 2 or not any(piece.refers_to for piece in pieces):
+        return
     recursive = once = twice = 0
     is_alike = False
     for piece in pieces:
@@ -240,6 +263,10 @@ def _check_choice(pieces: Sequence[_Piece]) -> None:
         raise GrammarError(
             "two alternatives of a recursive rule begin alike: join what they have in common"
         )
+
+
+def _union(names: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*names)
 
 
 def _starts(pieces: Sequence[_Piece]) -> int:
@@ -262,8 +289,8 @@ def _terminal_starts(token: str) -> int:
         if inner[place + 1 : place + 2] == "-" and place + 2 < len(inner):
             last = inner[place + 2]
             place += 2
-        for code in range(min(ord(first), 128), min(ord(last), 128) + 1):
-            starts |= 1 << code
+        low, high = min(ord(first), 128), min(ord(last), 128)
+        starts |= (1 << high + 1) - (1 << low) if low <= high else 0
         place += 1
     return _ANY_START ^ starts | 1 << 128 if is_negated else starts
 

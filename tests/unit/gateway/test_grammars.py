@@ -111,6 +111,9 @@ def test_gbnf_size_of_what_is_not_a_grammar(grammar: str, message: str) -> None:
         'root ::= "a" root x | "a"\nx ::= "a" x root | "a"',
         'root ::= "a" w | "a"\nw ::= root y\ny ::= "a" root y | "b"',
         'root ::= "a" root root root | "a"',
+        # Whatever comes first.
+        'root ::= w\nw ::= v\nv ::= x y\nx ::= "a" w | "a"\ny ::= "a" y x | "b"',
+        'root ::= "s" g | "t" f | "t" g\ng ::= "u" f | "v" root | "w"\nf ::= "x" g | "y"',
         'root ::= [a-f] root | [^b-z] root "c" | "z"',
         'root ::= "\\u0061" root | "a" root "b" | "z"',
     ],
