@@ -7,7 +7,6 @@ import ipaddress
 import re
 import socket
 from hashlib import sha256
-from urllib.parse import urlsplit
 
 from edgekit.errors import UsageError
 from edgekit.gateway.errors import GatewayError
@@ -19,7 +18,8 @@ MAX_PATH_BYTES = 4096
 OPEN_PATHS = frozenset({"/health", "/v1/health"})  # for service managers, which have no key
 _REQUESTED, _USUAL = b"access-control-request-headers", b"authorization, content-type"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?|\[[0-9a-f:.]+\]")
+_HOST = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?|\[[0-9a-f:.]+\]")
+_ORIGIN = re.compile(rf"([a-z][a-z0-9+.-]*)://({_HOST.pattern})(?::([0-9]{{1,5}}))?((?:[/?#].*)?)")
 METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 
 
@@ -27,22 +27,18 @@ def parse_origin(text: str) -> str:
     """An origin as browsers send it: lower case, without the default port. UsageError for what none of them sends."""
     if text in {"*", "null"}:
         return text
-    try:
-        parts = urlsplit(text.lower())
-        port = parts.port
-    except ValueError:  # not a port, or not an IPv6 address
-        parts, port = urlsplit(""), None
-    scheme, host = parts.scheme, parts.netloc.rpartition(":")[0] if port else parts.netloc
-    if not (scheme and _HOST.fullmatch(host.removesuffix(":"))):
+    match = _ORIGIN.fullmatch(text.lower())
+    if match is None:
         raise UsageError(
             f"--allow-origin {text}: write it as https://chat.example or http://host:port"
         )
-    if parts.path.rstrip("/") or parts.query or parts.fragment:
+    scheme, host, port, rest = match.groups()
+    if rest.strip("/"):
         raise UsageError(
             f"--allow-origin {text}: leave out what follows the host, because browsers do not send it: {scheme}://{host}"
         )
-    shown_port = "" if port in {None, _DEFAULT_PORTS.get(scheme)} else f":{port}"
-    return f"{scheme}://{host.removesuffix(':')}{shown_port}"
+    is_default = port is None or int(port) == _DEFAULT_PORTS.get(scheme)
+    return f"{scheme}://{host}" if is_default else f"{scheme}://{host}:{int(port)}"
 
 
 def parse_host(text: str) -> str:

@@ -351,8 +351,8 @@ class TestEngineThatIsGone:
         problem = ["llama-server ended: cannot open /home/ann/secret.gguf"]
         models = one_model(None, problem=lambda: problem[0])
         with gateway(models, api_keys=("sk-1",)) as address:
-            for header in ({}, {"Authorization": "Bearer sk-2"}):
-                reply = ask(address, "/health", **header)
+            for key in ("", "Bearer sk-2"):
+                reply = ask(address, "/health", Authorization=key)
                 assert (reply.status, reply.error["message"]) == (503, "the engine has stopped")
             reply = ask(address, "/health", Authorization="Bearer sk-1")
             assert (reply.status, reply.error["message"]) == (503, problem[0])
