@@ -24,7 +24,7 @@ class Endpoint:
 
     path: str
     upstream_path: str = ""  # as the engine spells it; "": the same
-    prompts: str = ""  # the field in which a list holds independent prompts
+    prompts: tuple[str, ...] = ()  # fields with text, in which a list holds independent prompts
 
     @property
     def target(self) -> str:
@@ -79,6 +79,11 @@ class RequestRules:
     numbers: Mapping[str, NumberLimit] = field(default_factory=dict)
     lists: Mapping[str, ListLimit] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)  # field -> why, and what to do instead
+    only: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # field -> the values it may have
+    # The engine ignores the case of keys, as programs in Go do: "Max_Tokens" would pass the limit of max_tokens.
+    ignores_case: bool = False
     grammars: GrammarLimit | None = None
     images: ImageLimit | None = None  # None: the model reads text only
     prompts: int = 512  # in one request
@@ -105,8 +110,11 @@ class RequestLimits:
 
 COMPLETIONS = (
     Endpoint(path="/v1/chat/completions"),
-    Endpoint(path="/v1/completions", prompts="prompt"),
+    Endpoint(path="/v1/completions", prompts=("prompt",)),
 )
-EMBEDDINGS = Endpoint(path="/v1/embeddings", prompts="input")
-RERANK = tuple(Endpoint(path=path, prompts="documents") for path in ("/v1/rerank", "/rerank"))
+EMBEDDINGS = Endpoint(path="/v1/embeddings", prompts=("input", "content"))
+RERANK = tuple(
+    Endpoint(path=path, prompts=("query", "documents", "texts"))
+    for path in ("/v1/rerank", "/rerank")
+)
 RESPONSES = Endpoint(path="/v1/responses")

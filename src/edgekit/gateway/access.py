@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import socket
 from hashlib import sha256
 
@@ -16,26 +17,59 @@ from edgekit.server.requests import CLOSE, MAX_HEAD_BYTES, Header, RequestHead
 MAX_PATH_BYTES = 4096
 OPEN_PATHS = frozenset({"/health", "/v1/health"})  # for service managers, which have no key
 _REQUESTED, _USUAL = b"access-control-request-headers", b"authorization, content-type"
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?|\[[0-9a-f:.]+\]")
+_ORIGIN = re.compile(rf"([a-z][a-z0-9+.-]*)://({_HOST.pattern})(?::([0-9]{{1,5}}))?((?:[/?#].*)?)")
 METHODS = ("GET", "HEAD", "POST", "OPTIONS")
+
+
+def parse_origin(text: str) -> str:
+    """An origin as browsers send it: lower case, without the default port. UsageError for what none of them sends."""
+    if text in {"*", "null"}:
+        return text
+    match = _ORIGIN.fullmatch(text.lower())
+    if match is None:
+        raise UsageError(
+            f"--allow-origin {text}: write it as https://chat.example or http://host:port"
+        )
+    scheme, host, port, rest = match.groups()
+    if rest.strip("/"):
+        raise UsageError(
+            f"--allow-origin {text}: leave out what follows the host, because browsers do not send it: {scheme}://{host}"
+        )
+    is_default = port is None or int(port) == _DEFAULT_PORTS.get(scheme)
+    return f"{scheme}://{host}" if is_default else f"{scheme}://{host}:{int(port)}"
+
+
+def parse_host(text: str) -> str:
+    """The name of a host in lower case. UsageError for anything else."""
+    name = text.lower()
+    if not _HOST.fullmatch(name):
+        raise UsageError(
+            f"--allow-host {text}: only the name, without a scheme, a port or a path: chat.example"
+        )
+    return name
 
 
 class Access:
     """The rules of access. `refusal` is None for a request that is let in."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        """UsageError for settings that would open the server to any web page."""
-        if "*" in settings.allowed_origins and not settings.api_keys:
+        """UsageError for settings that would open the server to any web page, or that match no request."""
+        origins = frozenset(map(parse_origin, settings.allowed_origins))
+        if origins & {"*", "null"} and not settings.api_keys:
             raise UsageError(
-                "any web page could use the server: name the sites to allow, or require a key (--api-key)"
+                "any web page could use the server (null: from a sandboxed frame): name the sites to allow, or require"
+                " a key (--api-key)"
             )
         machine = socket.gethostname().lower()
         own = {*LOOPBACK_NAMES, settings.host.lower(), machine, f"{machine}.local"}
-        allowed = {name.lower() for name in settings.allowed_hosts}
+        allowed = set(map(parse_host, settings.allowed_hosts))
         self._names = frozenset(own | allowed)
         # With a key, a page of another site gets no further than here: it does not have the key.
         self._checks_host = not settings.api_keys or bool(allowed)
-        self._origins = frozenset(origin.rstrip("/") for origin in settings.allowed_origins)
-        self._any_origin = bool(settings.api_keys) and self._origins <= {"*"}
+        self._origins = origins
+        self._any_origin = bool(settings.api_keys) and ("*" in origins or not origins)
         self._keys = tuple(sha256(key.encode()).digest() for key in settings.api_keys)
 
     def refusal(self, head: RequestHead) -> GatewayError | None:
@@ -100,13 +134,15 @@ class Access:
             return False
         return True
 
-    def _key(self, head: RequestHead) -> GatewayError | None:
-        if not self._keys:
-            return None
+    def has_key(self, head: RequestHead) -> bool:
+        """Whether the request has a right key, or needs none."""
         sent = sha256(head.bearer or b"").digest()
         # Every key is compared, so that the time says nothing about which one was close.
         matches = [hmac.compare_digest(sent, key) for key in self._keys]
-        if head.bearer and any(matches):
+        return not self._keys or (bool(head.bearer) and any(matches))
+
+    def _key(self, head: RequestHead) -> GatewayError | None:
+        if self.has_key(head):
             return None
         problem = "the API key is wrong" if head.bearer else "an API key is required"
         return GatewayError(

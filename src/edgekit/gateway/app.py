@@ -21,7 +21,7 @@ from edgekit.gateway.errors import GatewayError, too_many, unavailable, unknown_
 from edgekit.gateway.forward import Forward
 from edgekit.gateway.metrics import CONTENT_TYPE, Metrics
 from edgekit.gateway.types import GatewaySettings, Models, ServedModel
-from edgekit.server.bodies import drain
+from edgekit.server.bodies import respond
 from edgekit.server.requests import CLOSE, Header, RequestHead
 
 if TYPE_CHECKING:
@@ -57,11 +57,17 @@ def create_gateway(
             await models.begin()
             yield
 
-    async def health(_: Request) -> Response:
-        problems = [model.problem for model in models.listed()]
-        if not problems or all(problems):
-            raise unavailable(problems[0] if problems else "no model is served")
-        return JSONResponse({"status": "ok"})
+    async def health(request: Request) -> Response:
+        rows = models.listed()
+        if not all(model.problem for model in rows):
+            return JSONResponse({"status": "ok"})
+        if not rows:
+            raise unavailable("no model is served")
+        # The reason may have paths and lines of a log, and a page of any site may ask without the key.
+        if access.has_key(RequestHead.from_scope(request.scope)):
+            raise unavailable(rows[0].problem)
+        is_loading = any(model.is_loading for model in rows)
+        raise unavailable("the engine is starting" if is_loading else "the engine has stopped")
 
     async def listed(_: Request) -> Response:
         rows = [_row(model) for model in models.listed()]
@@ -175,13 +181,8 @@ def _internal() -> GatewayError:
 
 async def _send_error(error: GatewayError, send: Send, receive: Receive) -> None:
     headers, body = error.response()
-    start = {"type": "http.response.start", "status": error.status, "headers": list(headers)}
-    await send(start)
-    if error.status in _NOT_READ:
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        await drain(receive)
-        body = b""
-    await send({"type": "http.response.body", "body": body})
+    unread = receive if error.status in _NOT_READ else None
+    await respond(send, error.status, headers, body, unread=unread)
 
 
 def malformed_answer() -> tuple[tuple[Header, ...], bytes]:

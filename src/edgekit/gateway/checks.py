@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +15,11 @@ from edgekit.engines.request_rules import (
     RequestLimits,
 )
 from edgekit.errors import quoted
-from edgekit.gateway.errors import refused_field
+from edgekit.gateway.errors import GatewayError, refused_field
 from edgekit.gateway.grammars import GrammarError, gbnf_size, pattern_size
 from edgekit.gateway.images import ImageError, pixels_in
+from edgekit.gateway.json_body import read_object
+from edgekit.gateway.schemas import SchemaError, check_schema
 
 # Parts of a message; any other type would be fetched, decoded or unpickled by some engine.
 _TEXT_PARTS = frozenset(
@@ -30,6 +30,11 @@ _MESSAGES = ("messages", "input")  # the fields that have parts
 _PARTS_IN = ("content", "output")
 _DATA_URL = "data:image/"
 _CHOICES = ("enum", "anyOf", "oneOf", "allOf", "properties")
+_SCHEMAS = (
+    "schema", "json_schema", "json_schema.schema", "format.schema", "parameters", "function.parameters",
+)  # fmt: skip
+_CONTINUATIONS = ("n", "n_cmpl", "best_of")
+_OWN_NAMES_IN = frozenset({"schema", "parameters", "arguments", "metadata"})
 _BOUNDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 
@@ -44,21 +49,44 @@ class Images:
 def check_request(body: Mapping[str, Any], endpoint: Endpoint, limits: RequestLimits) -> Images:
     """The images in it. GatewayError, which names the field, for a request that the engine must not get."""
     rules = limits.rules
+    if rules.ignores_case:
+        _check_keys(body)
     for field, reason in rules.refused.items():
-        if _value(body, field) not in (None, False, "", [], {}):
+        if not _is_unset(_value(body, field)):
             raise refused_field(field, reason)
+    for field, values in rules.only.items():
+        if _value(body, field) not in (None, *values):
+            raise refused_field(field, f"must be one of {', '.join(values)}")
     for field, number in rules.numbers.items():
         _check_number(field, _value(body, field), number)
     for field, entries in rules.lists.items():
         _check_list(field, _value(body, field), entries)
     images = {field: _check_parts(field, body.get(field), rules.images) for field in _MESSAGES}
     _check_texts(body, endpoint, limits, {field: found.chars for field, found in images.items()})
+    _check_empty_prompt(body, endpoint)
     if rules.grammars is not None:
         _check_grammars(body, rules.grammars)
     return Images(
         chars=sum(found.chars for found in images.values()),
         pixels=sum(found.pixels for found in images.values()),
     )
+
+
+def _check_keys(body: Mapping[str, Any]) -> None:
+    """The names in schemas and arguments are the client's own, and no engine looks for them."""
+    level: list[object] = [body]
+    while level:
+        item = level.pop()
+        if isinstance(item, list):
+            level += item
+        elif isinstance(item, dict):
+            for key, value in item.items():
+                if not key.isascii() or key != key.lower():
+                    raise refused_field(
+                        key[:40], "keys must be in lower-case ASCII for this engine"
+                    )
+                if key not in _OWN_NAMES_IN:
+                    level.append(value)
 
 
 def _check_number(field: str, value: object, limit: NumberLimit) -> None:
@@ -81,14 +109,14 @@ def _check_list(field: str, value: object, limit: ListLimit) -> None:
     entries = [value] if isinstance(value, str) and limit.chars is not None else value
     if len(entries) > limit.most:
         raise refused_field(
-            field, f"{len(entries):,} entries, but at most {limit.most:,}: {limit.reason}"
+            field, f"{len(entries):,} entries; the limit is {limit.most:,}: {limit.reason}"
         )
     if limit.chars is not None:
         longest = max((sum(map(len, _texts(entry))) for entry in entries), default=0)
         if longest > limit.chars:
             raise refused_field(
                 field,
-                f"an entry has {longest:,} characters, but at most {limit.chars:,}: {limit.reason}",
+                f"an entry has {longest:,} characters; the limit is {limit.chars:,}: {limit.reason}",
             )
 
 
@@ -99,25 +127,44 @@ def _check_texts(
     image_chars: Mapping[str, int],
 ) -> None:
     """More text than the window holds is not even tokenized. The exact number of tokens is the engine's to check."""
-    prompts = body.get(endpoint.prompts) if endpoint.prompts else None
-    several = prompts if isinstance(prompts, list) else []
-    if isinstance(prompts, dict) or any(isinstance(item, dict) for item in several):
-        raise refused_field(endpoint.prompts, "must be text or tokens; send images in messages")
-    if all(map(_is_number, several)):  # the tokens of one prompt
-        several = []
+    several: dict[str, list[object]] = {}
+    for field in endpoint.prompts:
+        value = body.get(field)
+        if _has_object(value):
+            raise refused_field(field, "must be text or tokens; send images in messages")
+        if isinstance(value, list) and not all(map(_is_number, value)):  # not the tokens of one
+            several[field] = value
     most = limits.rules.prompts
-    if len(several) > most:
-        raise refused_field(
-            endpoint.prompts,
-            f"{len(several):,} entries, but at most {most:,} in one request: send them in several",
-        )
-    for index, prompt in enumerate(several):
-        _check_text(f"{endpoint.prompts}[{index}]", prompt, 0, limits)
+    for field, prompts in several.items():
+        if len(prompts) > most:
+            raise refused_field(
+                field,
+                f"{len(prompts):,} entries; the limit is {most:,} in one request: send them in several",
+            )
+        for index, prompt in enumerate(prompts):
+            _check_text(f"{field}[{index}]", prompt, 0, limits)
     others_bytes = 0
     for field, value in body.items():
-        if not (several and field == endpoint.prompts):
+        if field not in several:
             others_bytes -= image_chars.get(field, 0)
             others_bytes += _check_text(field, value, others_bytes, limits)
+
+
+def _check_empty_prompt(body: Mapping[str, Any], endpoint: Endpoint) -> None:
+    """llama.cpp never answers a request for several continuations of nothing, and its slots stay occupied."""
+    if not any(_is_number(body.get(field)) and body[field] > 1 for field in _CONTINUATIONS):
+        return
+    if "prompt" in endpoint.prompts:
+        prompt = body.get("prompt")
+        is_list = isinstance(prompt, list) and not all(map(_is_number, prompt))
+        is_complete = all(map(_has_text, prompt)) if is_list and prompt else _has_text(prompt)
+    else:
+        messages = [body[field] for field in _MESSAGES if field in body]
+        is_complete = not messages or _has_text(messages)
+    if not is_complete:
+        raise refused_field(
+            "n", "several answers to an empty prompt: send some text, or leave out n"
+        )
 
 
 def _check_text(field: str, value: object, others_bytes: int, limits: RequestLimits) -> int:
@@ -135,7 +182,7 @@ def _check_text(field: str, value: object, others_bytes: int, limits: RequestLim
         why = f"{total:,} bytes of text cannot fit into a context of {window_tokens:,} tokens"
         if limits.rules.truncates:
             why = (
-                f"{total:,} bytes of text, but at most {limits.most_bytes:,}: more might not fit into a context of"
+                f"{total:,} bytes of text, the limit is {limits.most_bytes:,}: more might not fit into a context of"
                 f" {window_tokens:,} tokens, and the engine would drop part of it without an error"
             )
         raise refused_field(field, f"{why}: shorten it, or serve with a larger -c")
@@ -177,7 +224,7 @@ def _check_parts(field: str, messages: object, limit: ImageLimit | None) -> Imag
         if pixels > limit.pixels:
             raise refused_field(
                 field,
-                f"images of {pixels:,} pixels together, but at most {limit.pixels:,}: scale them down",
+                f"images of {pixels:,} pixels together; the limit is {limit.pixels:,}: scale them down",
             )
     return Images(chars, pixels)
 
@@ -209,7 +256,14 @@ def _check_grammars(body: Mapping[str, Any], limit: GrammarLimit) -> None:
             chars += len(text)
             _check_size(field, text, chars, size_of, limit)
     for field in limit.schemas:
-        for key, value in _pairs(_schema(_value(body, field))):
+        schemas = _schema(field, _value(body, field))
+        for root in _roots(schemas):
+            try:
+                check_schema(root)
+            except SchemaError as error:
+                where = f"{field}: {error.key}" if error.key else field
+                raise refused_field(where, str(error)) from error
+        for key, value in _pairs(schemas):
             where = f"{field}: {key}"
             if key == "pattern" and isinstance(value, str):
                 chars += len(value)
@@ -221,7 +275,7 @@ def _check_grammars(body: Mapping[str, Any], limit: GrammarLimit) -> None:
             elif key in _CHOICES and isinstance(value, list | dict) and len(value) > limit.choices:
                 raise refused_field(
                     where,
-                    f"{len(value):,} entries, but at most {limit.choices:,}: {limit.reason}",
+                    f"{len(value):,} entries; the limit is {limit.choices:,}: {limit.reason}",
                 )
 
 
@@ -230,16 +284,16 @@ def _check_size(
 ) -> None:
     if all_chars > limit.chars:
         raise refused_field(
-            field, f"{all_chars:,} characters, but at most {limit.chars:,}: {limit.reason}"
+            field, f"{all_chars:,} characters; the limit is {limit.chars:,}: {limit.reason}"
         )
     try:
         size = size_of(text)
     except GrammarError as error:
-        raise refused_field(field, f"not a grammar: {error}") from error
+        raise refused_field(field, str(error)) from error
     if size > limit.repetitions:
         raise refused_field(
             field,
-            f"nested repetitions and alternatives multiply to {size:,}, but at most {limit.repetitions:,}:"
+            f"nested repetitions and alternatives multiply to {size:,}; the limit is {limit.repetitions:,}:"
             f" {limit.reason}",
         )
 
@@ -253,12 +307,23 @@ def _value(body: Mapping[str, Any], field: str) -> object:
     return _value(value, rest) if isinstance(value, dict) else None
 
 
-def _schema(value: object) -> object:
+def _schema(field: str, value: object) -> object:
     """A schema, which may be written as text."""
-    if isinstance(value, str):
-        with suppress(ValueError, RecursionError):  # the engine refuses it
-            return json.loads(value)
+    if isinstance(value, str) and value.lstrip()[:1] == "{":
+        try:
+            return read_object(value.encode(errors="replace"))
+        except GatewayError as error:
+            raise refused_field(field, f"not a JSON schema: {error}") from error
     return value
+
+
+def _roots(value: object) -> Iterator[object]:
+    """Where references may start: the value itself, and the places of schemas in response formats and tools."""
+    for entry in value if isinstance(value, list) else [value]:
+        yield entry
+        if isinstance(entry, dict):
+            for place in _SCHEMAS:
+                yield _value(entry, place)
 
 
 def _pairs(value: object) -> Iterator[tuple[str, Any]]:
@@ -271,6 +336,33 @@ def _pairs(value: object) -> Iterator[tuple[str, Any]]:
             level += item.values()
         elif isinstance(item, list):
             level += item
+
+
+def _is_unset(value: object) -> bool:
+    """Whether a field has no effect. 0 may have one."""
+    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
+
+
+def _has_object(value: object) -> bool:
+    level = [value]
+    while level:
+        item = level.pop()
+        if isinstance(item, dict):
+            return True
+        if isinstance(item, list):
+            level += item
+    return False
+
+
+def _has_text(value: object) -> bool:
+    """Whether there is a token or a text that is not blank in a prompt, or in messages."""
+    if isinstance(value, str):
+        return bool(value.strip())
+    if isinstance(value, list):
+        return any(map(_has_text, value))
+    if isinstance(value, dict):
+        return any(_has_text(inner) for key, inner in value.items() if key not in {"role", "type"})
+    return _is_number(value)
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -24,7 +24,10 @@ from edgekit.server.bodies import BodyProblem, read_body
 from edgekit.server.requests import CLOSE, Header
 from edgekit.units import MIB
 
-LARGE_BYTES = 256 * 1024  # a body that takes milliseconds to parse is parsed in a thread
+THREAD_BYTES = (
+    16 * 1024
+)  # a body that takes milliseconds to parse or to check is worked on in a thread
+LARGE_BYTES = 256 * 1024  # a body of which a few take much memory
 MOST_PENDING_BYTES = 256 * 1024  # of a response, while its client does not read
 READ_BYTES = MIB  # of text that an engine reads at once, if its window is small
 READ_PIXELS = 64 * 2**20  # of images that an engine decodes at once, to 3 bytes each
@@ -60,6 +63,7 @@ class Forward:
         self._settings, self._models = settings, models
         self._metrics, self._client = metrics, client
         self._held_bytes = 0  # of the bodies of all open requests
+        self._one_large = asyncio.Lock()
         self._text: dict[str, ReadTurns] = {}  # by the engine's name of its model
         self._images: dict[str, ReadTurns] = {}  # apart, so that text does not wait for them
 
@@ -106,22 +110,21 @@ class Forward:
             raw = await read_body(
                 receive, headers, max_bytes=limit, timeout_s=settings.body_timeout_s
             )
-            match raw:
-                case BodyProblem.TOO_LARGE:
-                    raise GatewayError(
-                        f"the body is larger than {limit:,} bytes", status=413, headers=(CLOSE,)
-                    )
-                case BodyProblem.TOO_SLOW:
-                    raise GatewayError(
-                        "the body took too long to arrive", status=408, headers=(CLOSE,)
-                    )
-                case bytes():
-                    yield raw
+            if raw is BodyProblem.TOO_LARGE:
+                raise GatewayError(
+                    f"the body is larger than {limit:,} bytes", status=413, headers=(CLOSE,)
+                )
+            if isinstance(raw, BodyProblem):
+                raise GatewayError("the body took too long to arrive", status=408, headers=(CLOSE,))
+            size_bytes = len(raw) if len(raw) >= LARGE_BYTES else 0
+            self._held_bytes += size_bytes - reserved  # of a chunked body, the limit was reserved
+            reserved = size_bytes
+            yield raw
         finally:
             self._held_bytes -= reserved
 
     async def _answer(self, path: str, raw: bytes, send: Send, answered: Answered) -> None:
-        body = await _in_turn(len(raw), lambda: read_object(raw))
+        body = await self._in_turn(len(raw), lambda: read_object(raw))
         name = body.get("model")
         if not isinstance(name, str | None):
             raise GatewayError("model: must be the name of a model", status=400, param="model")
@@ -129,11 +132,11 @@ class Forward:
         endpoint = limits.rules.endpoint(path)
         if endpoint is None:
             raise GatewayError(f"{name} has no {path}", status=404, code="unknown_url")
-        images = await _in_turn(len(raw), lambda: check_request(body, endpoint, limits))
+        images = await self._in_turn(len(raw), lambda: check_request(body, endpoint, limits))
         async with self._models.using(name or "") as upstream:
             # Written anew: what was checked is what the engine reads, even if a key occurs twice.
             body["model"] = upstream.model
-            content = await _in_turn(len(raw), lambda: json.dumps(body).encode())
+            content = await self._in_turn(len(raw), lambda: json.dumps(body).encode())
             model, most_s = upstream.model, self._settings.read_timeout_s
             most_bytes = max(limits.most_bytes, READ_BYTES)
             with ExitStack() as reading:
@@ -148,6 +151,23 @@ class Forward:
                     answered.add(chunk)
 
                 await self._pass_on(upstream, endpoint.target, content, send, on_chunk)
+
+    async def _in_turn(self, size_bytes: int, work: Callable[[], Result]) -> Result:
+        """What the function returns. Unless the body is small it runs in a thread, so that other responses go on.
+
+        For large bodies one runs at a time, because values take more memory than their text. If the client leaves, this
+        still waits for the end of the thread: until then it holds the body.
+        """
+        if size_bytes < THREAD_BYTES:
+            return work()
+        if size_bytes < LARGE_BYTES:
+            return await asyncio.to_thread(work)
+        async with self._one_large:
+            working = asyncio.ensure_future(asyncio.to_thread(work))
+            try:
+                return await asyncio.shield(working)
+            finally:
+                await asyncio.gather(working, return_exceptions=True)
 
     async def _pass_on(
         self,
@@ -168,7 +188,7 @@ class Forward:
                 raw = [(key.lower(), value) for key, value in response.headers]
                 kind = dict(raw).get(b"content-type", b"")
                 is_stream = kind.startswith(_EVENTS)
-                if response.status >= 500 and b"json" not in kind:
+                if response.status >= _FIRST_SERVER_ERROR and b"json" not in kind:
                     raise GatewayError(
                         f"the engine failed (HTTP {response.status}); its log says why",
                         status=502,
@@ -189,7 +209,9 @@ class Forward:
 
                 await _copy(chunks, write)
         except GONE as error:
-            gone = unavailable("the engine is not running or stopped; try again in a moment")
+            is_busy = isinstance(error, httpcore2.ConnectTimeout)
+            problem = "is too busy to take the request" if is_busy else "has stopped"
+            gone = unavailable(f"the engine {problem}; try again in a moment")
             if not has_begun:
                 raise gone from error
             if not is_stream:
@@ -257,11 +279,6 @@ async def _copy(chunks: AsyncIterator[bytes], write: Callable[[bytes], Awaitable
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-
-
-async def _in_turn(size_bytes: int, work: Callable[[], Result]) -> Result:
-    """What the function returns. For a large body it runs in a thread, so that other responses go on."""
-    return work() if size_bytes < LARGE_BYTES else await asyncio.to_thread(work)
 
 
 async def _left(receive: Receive) -> None:

@@ -10,6 +10,7 @@ import struct
 HEAD_CHARS = (
     400_000  # of base64: a JPEG may have 64 KiB of metadata, several times, before its size
 )
+MAX_CHUNKS = 4096  # of a WebP file; an animation has one to three for each frame
 _URL = re.compile(r"data:image/(png|jpe?g|gif|bmp|webp);base64,", re.IGNORECASE)
 # Markers of JPEG's frames, which have the size; C4, C8 and CC are tables.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -25,9 +26,10 @@ def pixels_in(url: str) -> int:
     match = _URL.match(url)
     if match is None:
         raise ImageError(f"images must be PNG, JPEG, GIF, BMP or WebP in base64 (got {url[:40]!r})")
-    head = url[match.end() : match.end() + HEAD_CHARS]
     try:
-        data = base64.b64decode(head[: len(head) // 4 * 4], validate=True)
+        data = _bytes(url[match.end() : match.end() + HEAD_CHARS])
+        if data[8:12] == b"WEBP":  # its frames may be anywhere
+            data = _bytes(url[match.end() :])
     except binascii.Error as error:
         raise ImageError("an image is not valid base64") from error
     try:
@@ -37,6 +39,10 @@ def pixels_in(url: str) -> int:
     if width <= 0 or height <= 0:
         raise ImageError("an image has no pixels")
     return width * height
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text[: len(text) // 4 * 4], validate=True)
 
 
 def _size(data: bytes) -> tuple[int, int]:
@@ -60,17 +66,39 @@ def _size(data: bytes) -> tuple[int, int]:
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
-    match data[12:16]:
-        case b"VP8 ":
-            width, height = struct.unpack_from("<HH", data, 26)
-            return width & 0x3FFF, height & 0x3FFF
-        case b"VP8L":
-            (bits,) = struct.unpack_from("<I", data, 21)
-            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-        case b"VP8X":
-            width = int.from_bytes(data[24:27], "little") + 1
-            return width, int.from_bytes(data[27:30], "little") + 1
-    raise ImageError("an image is WebP of an unknown kind")
+    """The largest width and height of the canvas and all frames: some decoders do not compare them."""
+    sizes: list[tuple[int, int]] = []
+    place, chunks, has_frame = 12, 0, False
+    while place + 8 <= len(data):
+        chunks += 1
+        if chunks > MAX_CHUNKS:
+            raise ImageError(f"an image is WebP with more than {MAX_CHUNKS:,} chunks")
+        kind, (size_bytes,) = data[place : place + 4], struct.unpack_from("<I", data, place + 4)
+        place += 8
+        has_frame = has_frame or kind in {b"VP8 ", b"VP8L"}
+        match kind:
+            case b"VP8 ":
+                width, height = struct.unpack_from("<HH", data, place + 6)
+                sizes.append((width & 0x3FFF, height & 0x3FFF))
+            case b"VP8L":
+                (bits,) = struct.unpack_from("<I", data, place + 1)
+                sizes.append(((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1))
+            case b"VP8X":
+                sizes.append(_size24(data, place + 4))
+            case b"ANMF":
+                sizes.append(_size24(data, place + 6))
+                place += 16  # its frame is read next
+                continue
+        place += size_bytes + size_bytes % 2
+    if not has_frame:
+        raise ImageError("an image is WebP of an unknown kind")
+    return max(width for width, _ in sizes), max(height for _, height in sizes)
+
+
+def _size24(data: bytes, place: int) -> tuple[int, int]:
+    """Width and height in 24 bits each, less 1."""
+    width, high, height, higher = struct.unpack_from("<HBHB", data, place)
+    return (width | high << 16) + 1, (height | higher << 16) + 1
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:

@@ -32,6 +32,7 @@ class OneModel:
                 created_s=self.created_s,
                 window_tokens=self.request_limits.window_tokens,
                 problem=self._why_not(),
+                is_loading=self.upstream is None and not self.problem(),
             ),
         )
 

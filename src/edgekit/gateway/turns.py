@@ -1,9 +1,9 @@
 """How much an engine reads at once.
 
 Engines tokenize every request as soon as it comes, each in a thread of its own, with some 50 bytes of memory for each
-character: 32 prompts of a megabyte took llama.cpp 1.9 GB. Images are decoded as soon. So requests wait here until the
-engine has read those before them: it has when it answers, or after a time, because without streaming the first byte of
-an answer comes with its last.
+character: 32 prompts of a megabyte took llama.cpp 1.9 GB. Images are decoded at once, too. So requests wait here until
+the engine has read those before them: it has when it answers, or after a time, because without streaming the first byte
+of an answer comes with its last.
 """
 
 from __future__ import annotations

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Send
+
+from edgekit.server.requests import Header
 
 # A client that is still sending may not read the response: so much of its request is read and discarded meanwhile.
 DRAINED_BYTES = 16 * 1024 * 1024
@@ -54,7 +56,24 @@ def replayed(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-async def drain(receive: Receive) -> None:
+async def respond(
+    send: Send,
+    status: int,
+    headers: Iterable[Header],
+    body: bytes,
+    *,
+    unread: Receive | None = None,
+) -> None:
+    """Sends a response. `unread`: the rest of a request that is refused while its client still sends it."""
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    if unread is not None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await _drain(unread)
+        body = b""
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _drain(receive: Receive) -> None:
     """Discards the body until the client has sent everything, has left, or has sent too much."""
     drained = 0
     try:

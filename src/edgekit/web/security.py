@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from starlette.requests import ClientDisconnect, cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgekit.server.bodies import BodyProblem, drain, read_body, replayed
+from edgekit.server.bodies import BodyProblem, read_body, replayed, respond
 from edgekit.server.clients import Places, Rates
 from edgekit.server.hosts import LOOPBACK_NAMES, is_named, is_same_site
 from edgekit.server.requests import CLOSE, MAX_HEAD_BYTES, Header, RequestHead, content_headers
@@ -157,7 +157,7 @@ class Security:
             return
         if isinstance(body, BodyProblem):
             refusal = TOO_LARGE if body is BodyProblem.TOO_LARGE else TOO_SLOW
-            await answer.refuse(refusal, drained=receive)
+            await answer.refuse(refusal, unread=receive)
             return
         buffered = replayed(body, receive) if body else receive
         if not head.is_call:
@@ -248,16 +248,10 @@ class _Answer:
             message = {**message, "headers": headers}
         await self._send(message)
 
-    async def refuse(self, refusal: Refusal, *, drained: Receive | None = None) -> None:
-        """Sends a refusal. With `drained`, also reads and discards the rest of the request."""
+    async def refuse(self, refusal: Refusal, *, unread: Receive | None = None) -> None:
+        """Sends a refusal. `unread`: the rest of a request that its client still sends."""
         headers, body = _content(refusal, self.head)
-        start = {"type": "http.response.start", "status": refusal.status, "headers": headers}
-        await self.send(start)
-        if drained is not None:
-            await self.send({"type": "http.response.body", "body": body, "more_body": True})
-            await drain(drained)
-            body = b""
-        await self.send({"type": "http.response.body", "body": body})
+        await respond(self.send, refusal.status, headers, body, unread=unread)
 
 
 class Token:

@@ -88,6 +88,13 @@ class TestHosts:
         assert refusal(settings, Host="models.example:80", Authorization=key) is None
         assert refusal(settings, Host="evil.com", Authorization=key) == "wrong_host"
 
+    @pytest.mark.parametrize(
+        "name", ["chat.local:8080", "http://chat.local", "chat.local/", "*", ""]
+    )
+    def test_allowed_name_that_matches_nothing_is_refused(self, name: str) -> None:
+        with pytest.raises(UsageError, match="only the name, without a scheme, a port"):
+            Access(GatewaySettings(allowed_hosts=(name,)))
+
     def test_any_name_with_a_key(self) -> None:
         settings = GatewaySettings(api_keys=(KEY,))
         assert refusal(settings, Host="evil.com", Authorization=f"Bearer {KEY}") is None
@@ -158,9 +165,58 @@ class TestSites:
             assert answer.headers["vary"] == "Origin"
         assert before.headers["access-control-allow-headers"] == "authorization, x-stainless-lang"
 
-    def test_all_sites_without_a_key_are_refused(self) -> None:
+    @pytest.mark.parametrize("origin", ["*", "null"])
+    def test_all_sites_without_a_key_are_refused(self, origin: str) -> None:
+        """Any page can make a frame whose origin is null."""
         with pytest.raises(UsageError, match="any web page"):
-            Access(GatewaySettings(allowed_origins=("*",)))
+            Access(GatewaySettings(allowed_origins=(origin,)))
+
+    @pytest.mark.parametrize(
+        ("allowed", "origin"),
+        [
+            ("HTTPS://Chat.Example", "https://chat.example"),
+            ("https://chat.example:443/", "https://chat.example"),
+            ("http://chat.example:80", "http://chat.example"),
+            ("http://chat.example:443", "http://chat.example:443"),
+            ("http://[::1]:3000", "http://[::1]:3000"),
+            ("http://[::1]", "http://[::1]"),
+            ("chrome-extension://abcdefgh", "chrome-extension://abcdefgh"),
+        ],
+    )
+    def test_origin_is_allowed_as_browsers_send_it(self, allowed: str, origin: str) -> None:
+        settings = GatewaySettings(allowed_origins=(allowed,))
+        assert refusal(settings, Host="localhost", Origin=origin) is None
+        assert refusal(settings, Host="localhost", Origin=f"{origin}1") == "wrong_origin"
+
+    @pytest.mark.parametrize(
+        ("allowed", "message"),
+        [
+            ("chat.example", "write it as https://chat.example"),
+            ("chat.example:8080", "write it as"),
+            ("https://*.example", "write it as"),
+            ("https://", "write it as"),
+            ("https://chat.example:x", "write it as"),
+            ("https://user@chat.example", "write it as"),
+            ("https://[chat", "write it as"),
+            ("", "write it as"),
+            (
+                "https://chat.example/app",
+                "leave out what follows the host.*: https://chat.example$",
+            ),
+            ("https://chat.example?a", "leave out what follows the host"),
+        ],
+    )
+    def test_origin_that_no_browser_sends_is_refused(self, allowed: str, message: str) -> None:
+        with pytest.raises(UsageError, match=message):
+            Access(GatewaySettings(allowed_origins=(allowed,), api_keys=(KEY,)))
+
+    def test_null_and_several_origins_with_a_key(self) -> None:
+        key = f"Bearer {KEY}"
+        one = GatewaySettings(allowed_origins=("null",), api_keys=(KEY,))
+        assert refusal(one, Origin="null", Authorization=key) is None
+        assert refusal(one, Origin="https://other.example", Authorization=key) == "wrong_origin"
+        several = GatewaySettings(allowed_origins=("*", "https://chat.example"), api_keys=(KEY,))
+        assert refusal(several, Origin="https://other.example", Authorization=key) is None
 
 
 class TestKeys:

@@ -28,6 +28,7 @@ CHAT, COMPLETION, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/e
 MESSAGES = [{"role": "user", "content": "hi"}]
 HUGE = 2**31 - 1
 BOMB = url_of(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 60_000, 60_000) + bytes(5))
+ENDLESS = {"allOf": [{"$ref": "#/d/a"}], "d": {"a": {"$ref": "#/d/a"}}}
 NESTED = {"type": "string", "pattern": "((a{0,30}){0,30}){0,30}"}
 
 
@@ -70,6 +71,12 @@ def schema(value: Mapping[str, Any]) -> dict[str, Any]:
         (COMPLETION, {"prompt": ["a", "b"]}),
         (COMPLETION, {"prompt": [[1, 2], [3]]}),
         (COMPLETION, {}),
+        (COMPLETION, {"prompt": ["a", "b"], "n": 2}),
+        (COMPLETION, {"prompt": [[1], [2]], "n": 2}),
+        (COMPLETION, {"prompt": "", "n": 1}),
+        (CHAT, {"messages": MESSAGES, "n": 2}),
+        (CHAT, {"messages": MESSAGES, "chat_template": None, "echo": False, "prompt_embeds": [], "adapters": ""}),
+        (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}),
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip
@@ -122,6 +129,12 @@ def test_ordinary_requests_pass(rules: RequestRules, path: str, body: dict[str, 
         ({"messages": [{"role": "user", "content": "x" * 1000}] * 200}, "messages"),
         ({"messages": MESSAGES, "chat_template_kwargs": {"a" * 200_000: 1}}, "chat_template_kwargs"),
         ({"tools": [{}] * 2000}, "tools"),
+        ({"prompt": [["a", [{"multimodal_data": ["AAAA"]}]]]}, "prompt"),
+        ({"prompt": "", "n": 2}, "n"),
+        ({"prompt": [], "n_cmpl": 2}, "n"),
+        ({"prompt": ["a", " "], "n": 2}, "n"),
+        ({"prompt": [[]], "n": 2.0}, "n"),
+        ({"n": 2}, "n"),
         ({"grammar": 'root ::= ((("a"{0,30}){0,30}){0,30})'}, "grammar"),
         ({"grammar": "root ::= ("}, "grammar"),
         ({"grammar": "root ::= " + " | ".join(f'"{number}"' for number in range(20_000))}, "grammar"),
@@ -132,6 +145,13 @@ def test_ordinary_requests_pass(rules: RequestRules, path: str, body: dict[str, 
         ({"json_schema": {"properties": {f"p{number}": {} for number in range(5000)}}}, "json_schema: properties"),
         ({"response_format": schema({"type": "array", "minItems": 100_000})}, "response_format: minItems"),
         ({"tools": [{"function": {"parameters": NESTED}}]}, "tools: pattern"),
+        ({"json_schema": ENDLESS}, "json_schema: $ref"),
+        ({"response_format": {"type": "json_object", "schema": ENDLESS}}, "response_format: $ref"),
+        ({"response_format": schema(ENDLESS)}, "response_format: $ref"),
+        ({"text": {"format": {"type": "json_schema", "schema": ENDLESS}}}, "text: $ref"),
+        ({"tools": [{}, {"function": {"parameters": ENDLESS}}]}, "tools: $ref"),
+        ({"tools": [{"parameters": ENDLESS}]}, "tools: $ref"),
+        ({"functions": [{"parameters": ENDLESS}]}, "functions: $ref"),
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip
@@ -147,6 +167,10 @@ def test_llamacpp_requests_that_are_refused(body: dict[str, Any], field: str) ->
     ("body", "field"),
     [
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"prompt_logprobs": 0.0}, "prompt_logprobs"),
+        ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format.type"),
+        ({"response_format": {"type": ["text"]}}, "response_format.type"),
         ({"echo": True}, "echo"),
         ({"n": 1000}, "n"),
         ({"logprobs": -1}, "logprobs"),
@@ -164,6 +188,8 @@ def test_llamacpp_requests_that_are_refused(body: dict[str, Any], field: str) ->
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"guided_regex": NESTED["pattern"]}, "guided_regex"),
         ({"guided_json": json.dumps(NESTED)}, "guided_json: pattern"),
+        ({"guided_json": json.dumps(ENDLESS)}, "guided_json: $ref"),
+        ({"guided_json": '{"items":' * 70}, "guided_json"),
         ({"guided_choice": ["a"] * 5000}, "guided_choice"),
         ({"stop_token_ids": [1] * 5000}, "stop_token_ids"),
         ({"use_beam_search": True}, "use_beam_search"),
@@ -190,6 +216,62 @@ def test_mlx_requests_that_are_refused(body: dict[str, Any], field: str) -> None
     error = check(body, MLX)
     assert error is not None
     assert error.param == field
+
+
+class TestPrompts:
+    @pytest.mark.parametrize("rules", [LLAMACPP, VLLM], ids=["llama.cpp", "vllm"])
+    @pytest.mark.parametrize(
+        ("path", "field"),
+        [
+            (EMBEDDINGS, "input"),
+            (EMBEDDINGS, "content"),
+            ("/v1/rerank", "documents"),
+            ("/v1/rerank", "texts"),
+            ("/rerank", "query"),
+        ],
+    )
+    def test_every_name_of_the_prompts_has_their_limits(
+        self, rules: RequestRules, path: str, field: str
+    ) -> None:
+        image_part = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
+        assert check({field: ["a"] * 512}, rules, path) is None
+        for value in (["a"] * 513, {"content": [image_part]}, ["a", {"content": [image_part]}]):
+            error = check({field: value}, rules, path)
+            assert error is not None
+            assert error.param == field
+
+    @pytest.mark.parametrize("messages", [[], [{"role": "user", "content": ""}], [{"role": "user", "content": [{"type": "text", "text": " "}]}]])  # fmt: skip
+    def test_several_answers_to_empty_messages_are_refused(self, messages: list[Any]) -> None:
+        assert check({"messages": messages}, LLAMACPP, CHAT) is None
+        assert "empty prompt" in str(check({"messages": messages, "n": 2}, LLAMACPP, CHAT))
+
+
+class TestEngineThatIgnoresCase:
+    """Ollama reads {"model": "x", "Model": "y"} as y."""
+
+    RULES = RequestRules(endpoints=MLX.endpoints, numbers=MLX.numbers, ignores_case=True)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            {"model": "x", "Model": "llama3.3:70b"},
+            {"Max_Tokens": 10**9},
+            {"max_to\u212aens": 5},  # a Kelvin sign, which folds to k
+            {"\u017ftop": ["a"]},  # a long s
+            {"messages": [{"role": "user", "Content": [{"type": "image_url"}]}]},
+            {"response_format": {"type": "json_schema", "json_schema": {"Schema": ENDLESS}}},
+        ],
+        ids=str,
+    )
+    def test_other_spellings_are_refused(self, body: dict[str, Any]) -> None:
+        assert "lower-case ASCII" in str(check(body, self.RULES, CHAT))
+        assert "lower-case ASCII" not in str(check(body, MLX, CHAT))
+
+    def test_names_in_schemas_and_arguments_are_free(self) -> None:
+        own = {"type": "object", "properties": {"firstName": {}, "größe": {}}}
+        tool = {"type": "function", "function": {"name": "f", "parameters": own}}
+        body = {"messages": MESSAGES, "tools": [tool], "response_format": schema(own)}
+        assert check(body, self.RULES, CHAT) is None
 
 
 FIELDS = sorted(

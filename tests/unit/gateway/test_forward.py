@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+import httpcore2
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -35,6 +36,9 @@ from tests.unit.gateway.test_images import file_of, url_of
 
 from edgekit.engines.request_rules import ImageLimit, RequestLimits
 from edgekit.errors import UsageError
+from edgekit.gateway import engine_http
+from edgekit.gateway.engine_http import make_client
+from edgekit.gateway.forward import LARGE_BYTES, MOST_BODIES, Forward
 from edgekit.gateway.metrics import Metrics
 from edgekit.gateway.server import GatewayServer
 from edgekit.gateway.types import GatewaySettings
@@ -245,10 +249,88 @@ def test_engine_gets_a_mebibyte_of_text_at_once(engine: Engine, patient: str) ->
     assert len(engine.bodies) == at_once + 8
 
 
+def test_small_chunked_bodies_do_not_count_as_large(engine: Engine, address: str) -> None:
+    """Their size is known once they have arrived."""
+
+    def post_chunked() -> int:
+        connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=PATIENCE_S)
+        with closing(connection):
+            connection.request("POST", CHAT, iter([b'{"do": ', b'"hold"}']))
+            return connection.getresponse().status
+
+    with ThreadPoolExecutor(MOST_BODIES + 2) as pool:
+        replies = []
+        for _ in range(MOST_BODIES + 2):
+            replies.append(pool.submit(post_chunked))
+            wait_until(lambda: len(engine.bodies) == len(replies) or replies[-1].done())
+        engine.go_on.set()
+        assert {reply.result() for reply in replies} == {200}
+
+
+class TestLargeBodies:
+    """Those that are parsed in a thread."""
+
+    def forward(self) -> Forward:
+        models = one_model(upstream_at("http://127.0.0.1:9"))
+        return Forward(GatewaySettings(), models, Metrics(), make_client)
+
+    def test_thread_is_waited_for_when_the_client_has_left(self) -> None:
+        """Until it ends it holds the body, which must count as long."""
+        begun, go_on = threading.Event(), threading.Event()
+
+        def parse() -> None:
+            begun.set()
+            assert go_on.wait(PATIENCE_S)
+
+        async def leave() -> None:
+            parsing = asyncio.create_task(self.forward()._in_turn(LARGE_BYTES, parse))
+            await asyncio.to_thread(begun.wait, PATIENCE_S)
+            parsing.cancel()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not parsing.done()
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await parsing
+
+        asyncio.run(leave())
+
+    def test_one_is_parsed_at_a_time(self) -> None:
+        running, most = 0, 0
+
+        def parse() -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            sum(range(1_000_000))
+            running -= 1
+
+        async def parse_all() -> None:
+            forward = self.forward()
+            await asyncio.gather(*(forward._in_turn(LARGE_BYTES, parse) for _ in range(8)))
+
+        asyncio.run(parse_all())
+        assert (running, most) == (0, 1)
+
+
 class TestEngineThatIsGone:
+    def test_engine_that_is_busy_is_not_called_stopped(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def connect(*_: object, **__: object) -> None:
+            raise httpcore2.ConnectTimeout
+
+        monkeypatch.setattr(engine_http._Backend, "connect_tcp", connect)
+        with gateway("http://127.0.0.1:9") as address:
+            reply = ask(address, CHAT, {})
+        assert (reply.status, reply.error["code"]) == (503, "engine_unavailable")
+        message = "the engine is too busy to take the request; try again in a moment"
+        assert reply.error["message"] == message
+
     def test_request_gets_503_and_when_to_try_again(self) -> None:
         with gateway("http://127.0.0.1:9") as address:  # nothing listens on this port
             reply = ask(address, CHAT, {"messages": []})
+        assert reply.error["message"] == "the engine has stopped; try again in a moment"
         assert (reply.status, reply.error["code"]) == (503, "engine_unavailable")
         assert reply.headers["retry-after"] == "5"
 
@@ -263,6 +345,21 @@ class TestEngineThatIsGone:
                 200,
                 {"status": "ok"},
             )
+
+    def test_health_tells_the_reason_only_with_the_key(self) -> None:
+        """Service managers have no key. With one, pages of any site get the answer."""
+        problem = ["llama-server ended: cannot open /home/ann/secret.gguf"]
+        models = one_model(None, problem=lambda: problem[0])
+        with gateway(models, api_keys=("sk-1",)) as address:
+            for key in ("", "Bearer sk-2"):
+                reply = ask(address, "/health", Authorization=key)
+                assert (reply.status, reply.error["message"]) == (503, "the engine has stopped")
+            reply = ask(address, "/health", Authorization="Bearer sk-1")
+            assert (reply.status, reply.error["message"]) == (503, problem[0])
+            problem[0] = ""
+            assert ask(address, "/health").error["message"] == "the engine is starting"
+            reply = ask(address, "/health", Authorization="Bearer sk-1")
+            assert reply.error["message"] == "tiny is loading"
 
     @pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\nContent-"])
     def test_engine_that_dies_before_its_response(self, begun: bytes) -> None:

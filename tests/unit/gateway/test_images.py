@@ -57,6 +57,45 @@ def test_small_file_of_a_huge_image() -> None:
     assert pixels_in(url_of(bytes(png))) == 60_000 * 60_000
 
 
+def riff(*chunks: tuple[bytes, bytes]) -> bytes:
+    body = b"".join(
+        kind + struct.pack("<I", len(data)) + data + bytes(len(data) % 2) for kind, data in chunks
+    )
+    return b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WEBP" + body
+
+
+ONE_PIXEL = (b"VP8X", bytes(10))
+FRAME = (b"VP8 ", b"\0\0\0\x9d\x01\x2a" + struct.pack("<HH", 16_383, 16_383) + bytes(10))
+LOSSLESS = (b"VP8L", b"\x2f" + struct.pack("<I", 16_383 | 16_383 << 14))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "pixels"),
+    [
+        ((ONE_PIXEL, FRAME), 16_383**2),
+        ((ONE_PIXEL, LOSSLESS), 16_384**2),
+        ((ONE_PIXEL, (b"ICCP", bytes(500_001)), FRAME), 16_383**2),
+        (((b"VP8 ", b"\0\0\0\x9d\x01\x2a\x01\0\x01\0"), FRAME), 16_383**2),
+        (
+            (ONE_PIXEL, (b"ANMF", bytes(16) + FRAME[0] + struct.pack("<I", 20) + FRAME[1])),
+            16_383**2,
+        ),
+    ],
+    ids=["frame", "lossless", "metadata first", "second frame", "animation"],
+)
+def test_webp_frame_that_is_larger_than_its_canvas(
+    chunks: tuple[tuple[bytes, bytes], ...], pixels: int
+) -> None:
+    assert pixels_in(url_of(riff(*chunks), "webp")) == pixels
+
+
+def test_pixels_of_an_animation_are_those_of_its_canvas() -> None:
+    frames = [Image.new("RGBA", (31, 17), (50 * number, 9, 9, 100)) for number in range(3)]
+    file = io.BytesIO()
+    frames[0].save(file, "WEBP", save_all=True, append_images=frames[1:], icc_profile=b"i" * 501)
+    assert pixels_in(url_of(file.getvalue(), "webp")) == 31 * 17
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
@@ -71,6 +110,9 @@ def test_small_file_of_a_huge_image() -> None:
         (url_of(b"\xff\xd8\x00\x00"), "not a valid JPEG"),
         (url_of(b"RIFF\0\0\0\0WEBPnone" + bytes(20)), "unknown kind"),
         (url_of(file_of("PNG")[:16] + bytes(8)), "no pixels"),
+        (url_of(riff(ONE_PIXEL)), "unknown kind"),
+        (url_of(riff(*[(b"none", b"")] * 5000, FRAME)), "more than 4,096 chunks"),
+        (url_of(riff(ONE_PIXEL, FRAME)[:-18]), "cut off"),
         (
             url_of(file_of("PNG")[:8] + b"\0\0\0\4CgBI" + bytes(8) + file_of("PNG")[8:]),
             "unknown kind",

@@ -688,7 +688,7 @@ def test_gateway_swaps_models_in_threads() -> None:
 
     with swapping(start) as models, gateway(models) as address:
         for name in "aab":
-            assert "not running" in ask(address, CHAT, {"model": name}).error["message"]
+            assert "has stopped" in ask(address, CHAT, {"model": name}).error["message"]
         assert ask(address, CHAT, {"model": "c"}).status == 404
         assert (
             ask(address, CHAT, {"model": "a", "history": 1000}).status == 400

@@ -50,6 +50,7 @@ _REFUSED = {
         "send response_format with a JSON schema",
     ),
 }
+_ONLY = {"response_format.type": ("text", "json_object", "json_schema")}
 _COMPILED = "vLLM compiles it before the first token"
 _SEARCHED = "each is searched for after every token"
 _CHOICES = ListLimit(most=4096, chars=4096, reason=_COMPILED)
@@ -98,6 +99,7 @@ def request_rules(*, window_tokens: int, reads_images: bool) -> RequestRules:
         },
         lists=_LISTS,
         refused=_REFUSED,
+        only=_ONLY,
         grammars=_GRAMMARS,
         images=ImageLimit() if reads_images else None,
     )

@@ -162,6 +162,7 @@ class OllamaProgram(EngineProgram):
             },
             grammars=GRAMMARS,
             truncates=True,
+            ignores_case=True,  # as all readers of JSON in Go
         )
         return RequestLimits(rules=rules, window_tokens=window_tokens)
 

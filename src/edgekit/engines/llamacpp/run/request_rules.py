@@ -27,7 +27,7 @@ ENDPOINTS = (
     Endpoint(path="/embeddings", upstream_path=EMBEDDINGS.path, prompts=EMBEDDINGS.prompts),
     *RERANK,
     RESPONSES,
-    Endpoint(path="/completion", prompts="prompt"),
+    Endpoint(path="/completion", prompts=("prompt",)),
     Endpoint(path="/infill"),
     Endpoint(path="/tokenize"),
     Endpoint(path="/detokenize"),
