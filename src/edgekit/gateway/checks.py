@@ -182,7 +182,7 @@ def _check_text(field: str, value: object, others_bytes: int, limits: RequestLim
         why = f"{total:,} bytes of text cannot fit into a context of {window_tokens:,} tokens"
         if limits.rules.truncates:
             why = (
-                f"{total:,} bytes of text, the limit is {limits.most_bytes:,}: more might not fit into a context of"
+                f"{total:,} bytes of text; the limit is {limits.most_bytes:,}: more might not fit into a context of"
                 f" {window_tokens:,} tokens, and the engine would drop part of it without an error"
             )
         raise refused_field(field, f"{why}: shorten it, or serve with a larger -c")

@@ -378,9 +378,10 @@ def test_a_rolling_context_is_refused(program: Installation) -> None:
     "body",
     [
         {"stop": ["x"] * 33},
+        {"Model": "llama3.3:70b"},
         {"response_format": {"json_schema": {"schema": {"pattern": "((a{0,30}){0,30}){0,30}"}}}},
     ],
-    ids=["stop", "response_format"],
+    ids=["stop", "Model", "response_format"],
 )
 def test_costly_requests_are_refused(
     body: dict[str, Any], model: Path, program: Installation
@@ -405,7 +406,7 @@ def test_text_that_ollama_might_truncate_is_refused(
     assert len(text.encode()) == size_bytes
     bodies: tuple[dict[str, Any], ...] = ({"messages": [{"content": text}]}, {"prompt": text})
     for endpoint, body in zip(COMPLETIONS, bodies, strict=True):
-        with pytest.raises(GatewayError, match=r"at most 896: .* drop part of it"):
+        with pytest.raises(GatewayError, match=r"the limit is 896: .* drop part of it"):
             check_request(body, endpoint, limits)
     check_request({"prompt": text[: len(text) // 2]}, COMPLETIONS[1], limits)
 
