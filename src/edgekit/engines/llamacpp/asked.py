@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -101,7 +101,7 @@ def ask(
 
     key = (load, setup, own is None, "" if program is None else program.path)
     method, answer = prepare(model).reports.get(key, report)
-    bill = _estimate(answer, own, load, setup, method)
+    bill = _estimate(model, answer, own, load=load, setup=setup, method=method)
     chosen = method_of(program)
     if program is None or (chosen is not None and chosen.name == method.name):
         return bill
@@ -137,8 +137,10 @@ def _first_answer(
 
 
 def _estimate(
+    model: Model,
     report: EngineReport,
     own: MemoryEstimate | None,
+    *,
     load: Load,
     setup: LlamaCppSetup,
     method: VerifyMethod,
@@ -146,7 +148,7 @@ def _estimate(
     """The report as a bill. Lines that llama.cpp does not report are those of our own bill."""
     kept = () if own is None else own.lines
     lines = (
-        *asked_lines(report),
+        *(part for line in asked_lines(report) for part in _by_layer(line, kept, model)),
         *(_driver_lines(report, setup) if own is None else ()),
         *(
             line
@@ -215,6 +217,27 @@ def asked_lines(report: EngineReport) -> Iterator[MemoryLine]:
                     because=because,
                     within=off_bytes / size_bytes,
                 )
+
+
+def _by_layer(line: MemoryLine, own: Sequence[MemoryLine], model: Model) -> Iterator[MemoryLine]:
+    """A line of weights divided among the layers, because speed depends on their number: like those of our own bill,
+    or evenly.
+    """
+    layers: list[tuple[int | None, int]] = []
+    if line.component is Component.WEIGHTS:
+        layers = [
+            (ours.layer, ours.size_bytes)
+            for ours in own
+            if (ours.component, ours.pool, ours.part) == (line.component, line.pool, "")
+        ]
+        layers = layers or [(number, 1) for number in range(len(model.geometry.layers))]
+    total, left_bytes = sum(size for _, size in layers), line.size_bytes
+    for layer, share in layers:
+        size_bytes = line.size_bytes * share // total
+        left_bytes -= size_bytes
+        yield replace(line, size_bytes=size_bytes, layer=layer)
+    if left_bytes:
+        yield replace(line, size_bytes=left_bytes)
 
 
 def _driver_lines(report: EngineReport, setup: LlamaCppSetup) -> Iterator[MemoryLine]:

@@ -90,6 +90,9 @@ def test_asked_bill_is_our_own_within_the_precision_of_the_log(model: str, name:
     later = [line for line in own.lines if not line.reserved]
     assert [line for line in bill.lines if not line.reserved] == later
     assert dict(bill.facts) == dict(own.facts)
+    layers = {line.layer for line in own.lines if line.component is Component.WEIGHTS}
+    assert {0, 1} <= layers
+    assert {line.layer for line in bill.lines if line.component is Component.WEIGHTS} == layers
 
 
 def test_asked_bill_of_a_model_of_the_index_has_a_generated_header() -> None:
