@@ -333,7 +333,9 @@ def main() -> None:
             if arguments.swap:
                 paths = [write_model(head, folder) for head in arguments.swap]
                 try:
-                    measure_swaps(paths, ["-c", "8k", "-np", "1"], arguments.requests)
+                    measure_swaps(
+                        paths, ["-c", "8k", "-np", "1", "-ngl", "all"], arguments.requests
+                    )
                 except (RuntimeError, AssertionError, OSError) as error:
                     say(label="swaps", failed=repr(error)[:400])
     finally:
