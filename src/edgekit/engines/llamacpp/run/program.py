@@ -332,4 +332,5 @@ def _reported_weights(allocations: LoggedAllocations, files_bytes: int) -> Measu
     if not mapped:
         return allocations.parts[Component.WEIGHTS]
     copied_total = sum(copied, NOTHING)
-    return replace(copied_total, high_bytes=copied_total.high_bytes + files_bytes)
+    mapped_bytes = min(sum(mapped, NOTHING).high_bytes, files_bytes)
+    return replace(copied_total, high_bytes=copied_total.high_bytes + mapped_bytes)

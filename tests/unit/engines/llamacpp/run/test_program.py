@@ -12,8 +12,11 @@ from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, cach
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.companions import bill_with_drafter
 from edgekit.engines.llamacpp.run.engine import start
+from edgekit.engines.llamacpp.run.engine_log import LoggedAllocations
 from edgekit.engines.llamacpp.run.program import compare_reported, logged_part
+from edgekit.engines.program import MeasuredBytes
 from edgekit.machine.types import HOST
+from edgekit.units import MIB
 
 pytest.importorskip("xllamacpp")
 
@@ -82,3 +85,23 @@ def test_logged_part_leaves_out_adapters_and_projector() -> None:
         lines=tuple(map(line, ("", "drafter", "adapter", "projector"))),
     )
     assert [item.part for item in logged_part(bill).lines] == ["", "drafter"]
+
+
+@pytest.mark.parametrize(
+    ("files_mib", "most_mib"),
+    [(9000, 4400 + 334), (100, 4400 + 100)],  # no more of a file can be mapped than it has
+)
+def test_weights_next_to_a_mapped_range_are_at_most_both(files_mib: int, most_mib: int) -> None:
+    copied, mapped = (
+        MeasuredBytes(low_bytes=mib * MIB, high_bytes=mib * MIB) for mib in (4400, 334)
+    )
+    logged = LoggedAllocations(
+        parts={Component.WEIGHTS: copied + mapped},
+        weights=(("CUDA0", copied), ("CPU_Mapped", mapped)),
+        resolved={},
+    )
+    line = MemoryLine(component=Component.WEIGHTS, size_bytes=4500 * MIB, pool=HOST)
+    bill = MemoryEstimate(engine="llama.cpp", backend="cuda", lines=(line,))
+    row, *_ = compare_reported(bill, logged, files_mib * MIB)
+    assert row.part == Component.WEIGHTS.value
+    assert row.measured == MeasuredBytes(low_bytes=4400 * MIB, high_bytes=most_mib * MIB)
