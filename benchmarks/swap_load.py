@@ -22,10 +22,9 @@ from typing import Any
 import httpx2
 import psutil
 
-from edgekit.units import GIB, MIB
+from edgekit.units import MIB
 
 EVERY_S = 0.05
-RESERVE_BYTES = GIB  # of the RAM, which --budget counts too
 
 
 def serve(words: list[str]) -> tuple[subprocess.Popen[str], dict[str, Any]]:
@@ -99,7 +98,7 @@ def main() -> None:
     process.wait()
     budget = sum(sorted(sizes)[-2:]) + min(sizes) // 2
     for clients in (1, 8):
-        process, ready = serve([*words, "--budget", str(budget + RESERVE_BYTES)])
+        process, ready = serve([*words, "--budget", str(budget)])
         names = [model["name"] for model in ready["models"]]
         promised = ready["memories"][0]["available_bytes"]
         sampler = Sampler(process.pid)

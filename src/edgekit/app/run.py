@@ -155,6 +155,11 @@ def machine_for(request: Request, chosen: ChosenProgram) -> Machine:
     machine, budget = chosen.on_machine(detect()), request.budget_bytes
     if budget is None:
         return machine
+    if not chosen.program.has_budget:  # it is for the models: the reserve is in addition
+        reserve = request.reserve_bytes
+        if reserve is None:
+            reserve = max(each.reserve_bytes for each in chosen.engine.budgets(machine))
+        budget += reserve
     cards = tuple(
         replace(device, free_bytes=min(device.free_bytes, budget)) for device in machine.devices
     )

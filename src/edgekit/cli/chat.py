@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -33,6 +35,11 @@ from edgekit.request import Request
 
 _ENDS = frozenset({"/exit", "/quit", "/bye"})
 _RESET = frozenset({"/reset", "/clear"})
+_COMMAND = re.compile(r"/[a-z]+")
+_COMMANDS = (
+    "/image FILE adds an image to the next message, /save NAME saves the conversation, /reset clears the history,"
+    " /exit or Ctrl-D ends it"
+)
 _THINKING, _THOUGHT = "Thinking...\n", "\n...done thinking.\n\n"
 
 
@@ -105,9 +112,7 @@ def chat(
     """
     first = tuple(message for message in transcript.messages if message.role == "system")
     writer.say(
-        f"chat with a context of {writer.generator.window_tokens:,} tokens;"
-        " /image FILE adds an image to the next message, /save NAME saves the conversation,"
-        " /reset clears the history, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
+        f"chat with a context of {writer.generator.window_tokens:,} tokens; {_COMMANDS}, Ctrl-C stops an answer"
     )
     while True:
         try:
@@ -128,12 +133,23 @@ def chat(
             more = "; saved messages are kept, new ones are not saved" if was_saved else ""
             writer.say(f"history cleared{more}")
             continue
+        if command == "/help":
+            writer.say(_COMMANDS)
+            continue
         if command == "/save":
+            if not argument:
+                warn("give a name: /save NAME")
+                continue
             try:
                 transcript.save_as(argument)
-                writer.say(f"saved as {argument}: continue it with --resume {argument}")
+                writer.say(
+                    f"saved as {argument}: continue it with --resume {shlex.quote(argument)}"
+                )
             except EdgekitError as error:
                 warn(f"not saved: {error}")
+            continue
+        if command != "/image" and _COMMAND.fullmatch(command):
+            warn(f"unknown command {command}: {_COMMANDS}")
             continue
         try:
             if command == "/image":
@@ -166,9 +182,11 @@ def chat(
 
 def _with_image(writer: Writer, images: tuple[Image, ...], name: str) -> tuple[Image, ...]:
     """The images of the next message, with one more. Raises UsageError."""
+    if not name:
+        raise UsageError("name a file: /image FILE")
     if not writer.takes_images:
         raise UsageError(
-            "the model was started without its image projector: start the chat with --image FILE or --mmproj auto"
+            "this chat takes text only: for a vision model with its projector (mmproj), start it with --image FILE"
         )
     if len(images) >= MAX_IMAGES:
         raise UsageError(f"a message can have up to {MAX_IMAGES} images")

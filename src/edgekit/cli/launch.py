@@ -34,7 +34,7 @@ from edgekit.engines.process import ending_in_order
 from edgekit.engines.program import RunOptions
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.plan.choice import check_users
-from edgekit.report.check import check_json, check_text, headline
+from edgekit.report.check import MORE, check_json, check_text, headline
 from edgekit.report.json import json_text
 from edgekit.report.run import (
     comparison_text,
@@ -208,13 +208,25 @@ def stop_code(stop: BaseException) -> int:
     return 0 if code in {0, 128 + signal.SIGTERM, None} else int(str(code))
 
 
-def refusal(error: DoesNotFitError, *, as_json: bool, in_one_line: bool = False) -> tuple[str, int]:
-    """The report on a model that does not fit: JSON on standard output, text on standard error."""
+def refusal(
+    error: DoesNotFitError,
+    *,
+    as_json: bool,
+    in_one_line: bool = False,
+    budget: str | None = None,
+) -> tuple[str, int]:
+    """The report on a model that does not fit: JSON on standard output, text on standard error.
+
+    `budget`: the value of --budget, which may be the reason.
+    """
     if as_json:
         report = check_json(error.check)
         text = json.dumps(report) + "\n" if in_one_line else json_text(report)
         return text, error.exit_code
-    sys.stderr.write(check_text(error.check, screen(sys.stderr, colour=False)))
+    more = f"edgekit check MODEL {MORE}"
+    sys.stderr.write(check_text(error.check, screen(sys.stderr, colour=False), more=more))
+    if budget is not None:
+        warn(f"the limit is --budget {budget}: raise it, or leave it out")
     return "", error.exit_code
 
 
@@ -289,6 +301,6 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
             answer = generation_json(judged.check, text, written, rows=running.rows)
             return json_text(answer), exit_code
     except DoesNotFitError as error:
-        return refusal(error, as_json=arguments.json)
+        return refusal(error, as_json=arguments.json, budget=arguments.budget)
     except ReaderGoneError:
         return "", 0

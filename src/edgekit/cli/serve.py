@@ -36,6 +36,7 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.report.run import ended_json, ready_json, restarting_json, stopped_json
+from edgekit.report.text import with_count
 from edgekit.server import needs_extra
 
 if TYPE_CHECKING:
@@ -72,12 +73,14 @@ def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
             )
             return serving.until_end(restarts)
     except DoesNotFitError as error:
-        return refusal(error, as_json=arguments.json, in_one_line=True)
+        return refusal(error, as_json=arguments.json, in_one_line=True, budget=arguments.budget)
 
 
 def _address(arguments: argparse.Namespace) -> Address:
     """Where clients connect to. Raises UsageError for a server that anyone on the network could use."""
     port = read_integer("--port", arguments.port, most=LARGEST_PORT)
+    if arguments.api_key is not None and not arguments.api_key.strip():
+        raise UsageError("--api-key is empty: give a key, or leave it out")
     address = Address(
         host=read_host(arguments.host),
         port=SERVE_PORT if port is None else port,
@@ -225,7 +228,10 @@ class _Serving:
                     backoff = Backoff()
                 wait_s = backoff.next_pause_s()
                 if restarts is not None and backoff.failures > restarts:
-                    return self._failed(died)
+                    used = (
+                        f"; restarted {with_count(restarts, 'time')}, not again" if restarts else ""
+                    )
+                    return self._failed(died, f"{died}{used}")
                 self._pause(str(died), wait_s)
             except (EngineError, MemoryPressureError, DoesNotFitError) as error:
                 # A first start that fails would fail again; a later one may find more memory.
@@ -270,11 +276,11 @@ class _Serving:
                 uptime_s=time.monotonic() - ready_s,
             )
 
-    def _failed(self, died: _DiedError) -> tuple[str, int]:
+    def _failed(self, died: _DiedError, why: str) -> tuple[str, int]:
         """The exit code of an engine that is not started again. Its end has been printed as JSON."""
         if not self.as_json:
-            raise died.kind(str(died))
-        warn(str(died))
+            raise died.kind(why)
+        warn(why)
         return "", died.kind.exit_code
 
     def _pause(self, why: str, wait_s: float) -> None:

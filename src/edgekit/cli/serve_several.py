@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from edgekit.app import run
-from edgekit.app.run import DoesNotFitError, Judged
+from edgekit.app.run import Compared, DoesNotFitError, Judged, Starting
 from edgekit.app.together import Member, Together, judge_together, numbered
 from edgekit.cli.console import open_session, print_event, print_line
 from edgekit.cli.launch import StderrNotices, download_limit, read_request, stop_code
@@ -31,6 +31,20 @@ if TYPE_CHECKING:
     from edgekit.gateway.types import GatewaySettings
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SeveralNotices(StderrNotices):
+    """One line for each start of an engine, with the model's name."""
+
+    def show(self, event: object) -> None:
+        match event:
+            case Starting(check):
+                self.say(f"{check.bill.label}: loading")
+            case Compared(_, running, "") if not any(row.difference_bytes for row in running.rows):
+                self.say(f"{running.model}: ready, with the memory that was predicted")
+            case _:
+                StderrNotices.show(self, event)
+
+
 def serve_several(
     arguments: argparse.Namespace,
     settings_of: Callable[[], GatewaySettings],
@@ -47,13 +61,14 @@ def serve_several(
     with needs_extra("serve", "serving several models"):
         from edgekit.gateway.server import GatewayServer
         from edgekit.gateway.swap import SwappingModels
+    notices = _SeveralNotices(quiet=notices.quiet)
     confirm = download_limit(arguments, arguments.models)
     with open_session(
         arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
     ) as session:
         together, planned = _plan(arguments, session)
         for member in together.members:
-            notices.say(_member_text(member))
+            notices.say(_member_text(member, all_fit=together.all_fit))
         entries: list[ModelEntry] = []
         results: dict[str, Verdict] = {}
         for model in planned:
@@ -151,9 +166,11 @@ def _entry(name: str, planned: _Planned, judged: Judged, weights: LocalWeights) 
     )
 
 
-def _member_text(member: Member) -> str:
+def _member_text(member: Member, *, all_fit: bool) -> str:
     """'gemma-3-4b: 32,768 tokens, stays loaded'."""
-    when = "stays loaded"
+    when = (
+        "stays loaded" if all_fit else "loaded at the start, and replaced if another is requested"
+    )
     if not member.fits_with_others:
         when = "loaded on request, replacing other models"
     return f"{member.check.bill.label}: {member.context_tokens:,} tokens, {when}"

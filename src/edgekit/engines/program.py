@@ -154,7 +154,8 @@ class MemoryGuard(Protocol):
 
 def why_ended(ended: Ended, guard: MemoryGuard) -> str:
     """Why an engine that was ready has ended, for people."""
-    return guard.reason or f"{ended.why}: {ended.last_words}"
+    last = f"; last output: {ended.last_words}" if ended.last_words else ""
+    return guard.reason or f"{ended.why}{last}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -354,8 +354,8 @@ _CHEAPEST_FIRST = (
 )  # fmt: skip
 
 
-def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> str:
-    """The screen. `why` adds the breakdown, the reasons and the notes."""
+def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False, more: str = MORE) -> str:
+    """The screen. `why` adds the breakdown, the reasons and the notes; without it, `more` says how to get them."""
     result, bill = check.result, check.bill
     run: list[Section] = []
     if result.can_load:
@@ -390,7 +390,7 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
                 [*bill.notes, *notes_on_screen(bill.estimate), *assumed_of(result.machine, result)],
             ),
             changes_section(result, check.changes),
-            ("More", [MORE]),
+            ("More", [more]),
         ]
     size = download_words(result, is_remote=check.is_remote)
     title = (bill.label, engine, *size, *details, asked_words(result.estimate))

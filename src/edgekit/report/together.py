@@ -26,6 +26,7 @@ from edgekit.report.text import (
     Section,
     bar_lines,
     budget_names,
+    command_lines,
     fitted_table,
     render,
     sizes_words,
@@ -61,7 +62,8 @@ def together_text(
         ("", lambda inner: _table(answer, names, inner.width)),
         ("", lambda inner: bar_lines(memories, inner) if answer.fitting else ()),
         ("To fit", _advice(answer)),
-        ("Run", _next_steps(answer, serve_flags)),
+        ("Run", lambda inner: _command_rows(answer, serve_flags, inner)),
+        ("Next", _next_steps(answer)),
     ]
     status = answer.status if answer.all_fit else Status.FAILED
     return render(_headline(answer), sections, screen, status=status)
@@ -147,17 +149,26 @@ def _advice(answer: Together) -> Iterator[str]:
         yield f"all fit with shorter contexts: -c {answer.shorter_tokens}"
 
 
-def _next_steps(answer: Together, serve_flags: Sequence[str] | None) -> Iterator[str]:
-    able = [member for member in answer.members if member.check.result.can_load]
-    if len(able) < 2:
+def _able(answer: Together) -> list[Member]:
+    return [member for member in answer.members if member.check.result.can_load]
+
+
+def _command_rows(
+    answer: Together, serve_flags: Sequence[str] | None, screen: Screen
+) -> Iterator[str]:
+    """The command that serves them; none if `serve` cannot."""
+    able = _able(answer)
+    if len(able) < 2 or serve_flags is None or not _can_serve(answer, able):
         return
-    if serve_flags is not None and _can_serve(answer, able):
-        names = (member.reference for member in able)
-        words = shlex.join(["edgekit", "serve", *names, *serve_flags])
-        if answer.all_fit:
-            yield f"{words} keeps all of them loaded"
-        else:
-            yield f"{words} keeps those that fit loaded; others are loaded on request and replace them"
+    words = ["edgekit", "serve", *(member.reference for member in able), *serve_flags]
+    yield from command_lines(shlex.join(words), screen.width)
+
+
+def _next_steps(answer: Together) -> Iterator[str]:
+    if len(_able(answer)) < 2:
+        return
+    if not answer.all_fit:
+        yield "edgekit serve loads those that fit; the others are loaded on request and replace them"
     yield "--for llama-swap and --for llama-server-router print this as a configuration file"
 
 
@@ -169,8 +180,14 @@ def _can_serve(answer: Together, able: Sequence[Member]) -> bool:
         and not others
         and "serve" in engine_named(engine).starts_for
         and engine_named(engine).shares_memory
-        and all(member.check.ready for member in able)
+        and all(member.check.ready and not _is_converted(member) for member in able)
     )
+
+
+def _is_converted(member: Member) -> bool:
+    """Whether the files would first have to be converted."""
+    variant = member.check.result.variant
+    return is_here(member.reference) and variant is not None and bool(variant.changes)
 
 
 def together_json(answer: Together) -> Json:

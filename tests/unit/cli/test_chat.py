@@ -106,3 +106,35 @@ def test_chat_goes_on_without_a_message_that_the_engine_refuses(
     assert [message["content"] for message in requests[1]["messages"]] == ["Sure?"]
     contents = [message.content for message in transcript.messages]
     assert contents == ["Sure?", "It is blue."]
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("/sav trip", "unknown command /sav: /image FILE adds"),
+        ("/help", "/save NAME saves the conversation"),
+        ("/save", "give a name: /save NAME"),
+        ("/image", "name a file: /image FILE"),
+    ],
+)
+def test_mistyped_commands_are_not_sent_to_the_model(
+    writer: Writer,
+    requests: list[dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    line: str,
+    answer: str,
+) -> None:
+    type_lines(monkeypatch, line)
+    chat(writer, Transcript(), (), None)
+    assert answer in capsys.readouterr().err
+    assert not requests
+
+
+def test_paths_at_the_start_of_a_message_are_no_commands(
+    writer: Writer, requests: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    type_lines(monkeypatch, "/etc/hosts is what?")
+    chat(writer, Transcript(), (), None)
+    assert requests[0]["messages"][-1]["content"] == "/etc/hosts is what?"

@@ -335,4 +335,4 @@ def test_chat_without_a_projector_refuses_an_image(
     monkeypatch.setattr("builtins.input", lambda _: next(lines))
     code, _, err = run_cli("-c", 512)
     assert code == 0
-    assert "without its image projector" in err
+    assert "this chat takes text only" in err

@@ -225,8 +225,8 @@ def test_public_host_is_served_with_a_key_or_insecure_until_a_signal(
         (("--sinks", "9999", "-c", "512"), "sinks"),
         (("--host", "0.0.0.0"), "give --api-key, or --insecure"),
         (("--host", "::"), "give --api-key, or --insecure"),
-        (("--host", "0.0.0.0", "--api-key", ""), "give --api-key, or --insecure"),
-        (("--host", "0.0.0.0", "--api-key", " "), "give --api-key, or --insecure"),
+        (("--host", "0.0.0.0", "--api-key", ""), "--api-key is empty: give a key"),
+        (("--host", "0.0.0.0", "--api-key", " "), "--api-key is empty: give a key"),
     ],
 )
 def test_usage_error_message(
