@@ -369,3 +369,37 @@ class TestImages:
     def test_model_that_reads_no_images(self) -> None:
         error = check(parts(image(url_of(file_of("PNG")))), LLAMACPP, CHAT)
         assert "does not support images" in str(error)
+
+
+class TestExamplesInSchemas:
+    """Values of `default` and the like are no schemas."""
+
+    @pytest.mark.parametrize("value", [
+        {"default": {"pattern": "*.[ch"}},
+        {"examples": [{"pattern": "src/[a"}]},
+        {"example": {"maxItems": 10**6}},
+        {"const": {"pattern": "["}},
+        {"enum": [{"pattern": "["}]},
+        {"properties": {"pattern": {"default": {"pattern": "["}}}},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"default": {"pattern": "["}}}},
+    ], ids=str)  # fmt: skip
+    def test_they_are_not_read(self, value: dict[str, Any]) -> None:
+        for rules in (LLAMACPP, VLLM):
+            assert check({"tools": [{"function": {"parameters": value}}]}, rules) is None
+            assert check({"response_format": schema(value)}, rules) is None
+
+    @pytest.mark.parametrize("value", [
+        {"properties": {"default": NESTED}},
+        {"properties": {"properties": {"properties": {"const": NESTED}}}},
+        {"$defs": {"enum": NESTED}},
+        {"properties": {"a": {"default": {}, "items": NESTED}}},
+        {"$ref": "#/default", "default": NESTED},
+        {"$ref": "#/x/examples/0", "x": {"examples": [NESTED]}},
+        {"$ref": "#/def%61ult", "default": NESTED},
+        {"$dynamicRef": "#there", "default": {"$anchor": "there", **NESTED}},
+        {"$ref": "#/properties", "properties": {"properties": {"default": NESTED}}},
+    ], ids=str)  # fmt: skip
+    def test_schemas_of_such_names_are_read(self, value: dict[str, Any]) -> None:
+        error = check({"json_schema": value})
+        assert error is not None
+        assert error.param == "json_schema: pattern"
