@@ -60,6 +60,8 @@ class GrammarLimit:
     chars: int  # of one grammar or pattern
     repetitions: int  # bounds of nested repetitions, multiplied
     choices: int  # entries of one `enum`, `anyOf`, `oneOf` or `allOf`
+    # The engine expands schemas as llama.cpp does, so that a small one may become huge.
+    expands_schemas: bool = False
     reason: str
 
 

@@ -264,7 +264,7 @@ def _check_grammars(body: Mapping[str, Any], limit: GrammarLimit) -> None:
         schemas = _schema(field, _value(body, field))
         for root in _roots(schemas):
             try:
-                check_schema(root)
+                check_schema(root, expands=limit.expands_schemas)
             except SchemaError as error:
                 where = f"{field}: {error.key}" if error.key else field
                 raise refused_field(where, str(error)) from error

@@ -403,3 +403,13 @@ class TestExamplesInSchemas:
         error = check({"json_schema": value})
         assert error is not None
         assert error.param == "json_schema: pattern"
+
+
+def test_only_schemas_for_llamacpp_must_not_expand() -> None:
+    """As pydantic before 2.9 wrote a node with the next one."""
+    node = {"type": "object", "properties": {"next": {"allOf": [{"$ref": "#/definitions/Node"}]}}}
+    body = {
+        "response_format": schema({"$ref": "#/definitions/Node", "definitions": {"Node": node}})
+    }
+    assert "allOf" in str(check(body, LLAMACPP))
+    assert check(body, VLLM) is None

@@ -73,6 +73,7 @@ GRAMMARS = GrammarLimit(
     # 1,331 continuations took 0.1 s a token, 29,791 took 8 s: the time grows with the square
     repetitions=2048,
     choices=4096,
+    expands_schemas=True,
     reason=_COMPILED,
 )
 
