@@ -248,6 +248,9 @@ class SwappingModels:
 
     def _advance(self) -> None:
         """Serves, starts and stops what can be now. Called after everything that happens."""
+        wanted = {waiting.model for waiting in self._line}
+        for model in self._models.values():
+            model.is_checked = model.is_checked and model in wanted  # its files may be gone later
         victims: set[_Model] = set()
         planned: list[
             _Model

@@ -392,6 +392,24 @@ async def test_no_model_is_stopped_for_one_whose_files_are_gone(world: World) ->
     assert world.log == ["start a", "gone a", "start b"]
 
 
+@scenario(a=6, b=6)
+async def test_model_is_checked_again_after_its_client_has_left(world: World) -> None:
+    running = world.request("a")
+    await world.finish_jobs()
+    leaving = world.request("b")
+    await world.settle()
+    assert leaving.task is not None
+    leaving.task.cancel()
+    await world.settle()
+    world.gone.add("b")
+    failed = world.request("b")
+    await world.settle()
+    assert str(failed.refusal) == "b: b is gone"
+    await world.end(running)
+    await world.finish_jobs()
+    assert world.loaded == ["a"]
+
+
 def test_model_whose_requests_do_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swap, "FINISH_S", 0.01)
 
