@@ -59,9 +59,9 @@ def check_request(body: Mapping[str, Any], endpoint: Endpoint, limits: RequestLi
     for field, reason in rules.refused.items():
         if not _is_unset(_value(body, field)):
             raise refused_field(field, reason)
-    for field, values in rules.only.items():
-        if _value(body, field) not in (None, *values):
-            raise refused_field(field, f"must be one of {', '.join(values)}")
+    for field, choice in rules.only.items():
+        if _value(body, field) not in (None, *choice.values):
+            raise refused_field(field, choice.reason)
     for field, number in rules.numbers.items():
         _check_number(field, _value(body, field), number)
     for field, entries in rules.lists.items():

@@ -71,16 +71,30 @@ def schema(value: Mapping[str, Any]) -> dict[str, Any]:
         (COMPLETION, {"prompt": ["a", "b"]}),
         (COMPLETION, {"prompt": [[1, 2], [3]]}),
         (COMPLETION, {}),
-        (COMPLETION, {"prompt": ["a", "b"], "n": 2}),
-        (COMPLETION, {"prompt": [[1], [2]], "n": 2}),
         (COMPLETION, {"prompt": "", "n": 1}),
-        (CHAT, {"messages": MESSAGES, "n": 2}),
+        (CHAT, {"messages": MESSAGES, "n": 1, "response_format": {"type": "text"}}),
         (CHAT, {"messages": MESSAGES, "chat_template": None, "echo": False, "prompt_embeds": [], "adapters": ""}),
-        (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}),
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip
 def test_ordinary_requests_pass(rules: RequestRules, path: str, body: dict[str, Any]) -> None:
+    assert check(body, rules, path) is None
+
+
+@pytest.mark.parametrize("rules", [LLAMACPP, VLLM], ids=["llama.cpp", "vllm"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETION, {"prompt": ["a", "b"], "n": 2}),
+        (COMPLETION, {"prompt": [[1], [2]], "n": 2}),
+        (CHAT, {"messages": MESSAGES, "n": 2}),
+        (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}),
+    ],
+    ids=str,
+)
+def test_several_answers_and_formats_pass(
+    rules: RequestRules, path: str, body: dict[str, Any]
+) -> None:
     assert check(body, rules, path) is None
 
 
@@ -207,6 +221,9 @@ def test_vllm_requests_that_are_refused(body: dict[str, Any], field: str) -> Non
     [
         ({"adapters": "../x"}, "adapters"),
         ({"draft_model": "someone/else"}, "draft_model"),
+        ({"n": 2}, "n"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": schema({})}, "response_format"),
         ({"max_tokens": WINDOW + 1}, "max_tokens"),
         ({"prompt": "a" * (40 * WINDOW)}, "prompt"),
     ],
