@@ -86,6 +86,8 @@ class RequestRules:
     """What one running engine answers, and the limits on requests, by field: "a.b" is b in the object a."""
 
     endpoints: tuple[Endpoint, ...]
+    # path of an endpoint that this model cannot answer -> why: "is not a reranking model: ..."
+    unserved: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, NumberLimit] = field(default_factory=dict)
     lists: Mapping[str, ListLimit] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)  # field -> why, and what to do instead
