@@ -41,6 +41,14 @@ class NumberLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OneOf:
+    """The values that a field may have."""
+
+    values: tuple[object, ...]
+    reason: str  # why others are refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListLimit:
     """The size of a list, of an object, or of one string that stands for a list."""
 
@@ -60,6 +68,8 @@ class GrammarLimit:
     chars: int  # of one grammar or pattern
     repetitions: int  # bounds of nested repetitions, multiplied
     choices: int  # entries of one `enum`, `anyOf`, `oneOf` or `allOf`
+    # The engine expands schemas as llama.cpp does, so that a small one may become huge.
+    expands_schemas: bool = False
     reason: str
 
 
@@ -76,12 +86,12 @@ class RequestRules:
     """What one running engine answers, and the limits on requests, by field: "a.b" is b in the object a."""
 
     endpoints: tuple[Endpoint, ...]
+    # path of an endpoint that this model cannot answer -> why: "is not a reranking model: ..."
+    unserved: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, NumberLimit] = field(default_factory=dict)
     lists: Mapping[str, ListLimit] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)  # field -> why, and what to do instead
-    only: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # field -> the values it may have
+    only: Mapping[str, OneOf] = field(default_factory=dict)
     # The engine ignores the case of keys, as programs in Go do: "Max_Tokens" would pass the limit of max_tokens.
     ignores_case: bool = False
     grammars: GrammarLimit | None = None

@@ -20,6 +20,8 @@ _REQUESTED, _USUAL = b"access-control-request-headers", b"authorization, content
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?|\[[0-9a-f:.]+\]")
 _ORIGIN = re.compile(rf"([a-z][a-z0-9+.-]*)://({_HOST.pattern})(?::([0-9]{{1,5}}))?((?:[/?#].*)?)")
+# Pages of programs: Electron sends file:// and app://.
+_PROGRAM_ORIGIN = re.compile(r"(?!https?:)([a-z][a-z0-9+.-]*://\.?)/?")
 METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 
 
@@ -27,6 +29,8 @@ def parse_origin(text: str) -> str:
     """An origin as browsers send it: lower case, without the default port. UsageError for what none of them sends."""
     if text in {"*", "null"}:
         return text
+    if match := _PROGRAM_ORIGIN.fullmatch(text.lower()):
+        return match[1]
     match = _ORIGIN.fullmatch(text.lower())
     if match is None:
         raise UsageError(
@@ -44,6 +48,8 @@ def parse_origin(text: str) -> str:
 def parse_host(text: str) -> str:
     """The name of a host in lower case. UsageError for anything else."""
     name = text.lower()
+    if _HOST.fullmatch(f"[{name}]") and ":" in name:
+        raise UsageError(f"--allow-host {text}: write an IPv6 address in brackets: [{name}]")
     if not _HOST.fullmatch(name):
         raise UsageError(
             f"--allow-host {text}: only the name, without a scheme, a port or a path: chat.example"

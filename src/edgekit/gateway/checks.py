@@ -35,6 +35,11 @@ _SCHEMAS = (
 )  # fmt: skip
 _CONTINUATIONS = ("n", "n_cmpl", "best_of")
 _OWN_NAMES_IN = frozenset({"schema", "parameters", "arguments", "metadata"})
+# Keywords whose values are no schemas, and those whose values are schemas by a name of the client's own.
+_LITERALS = frozenset({"default", "examples", "example", "const", "enum"})
+_NAMED = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
+)
 _BOUNDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 
@@ -54,9 +59,9 @@ def check_request(body: Mapping[str, Any], endpoint: Endpoint, limits: RequestLi
     for field, reason in rules.refused.items():
         if not _is_unset(_value(body, field)):
             raise refused_field(field, reason)
-    for field, values in rules.only.items():
-        if _value(body, field) not in (None, *values):
-            raise refused_field(field, f"must be one of {', '.join(values)}")
+    for field, choice in rules.only.items():
+        if _value(body, field) not in (None, *choice.values):
+            raise refused_field(field, choice.reason)
     for field, number in rules.numbers.items():
         _check_number(field, _value(body, field), number)
     for field, entries in rules.lists.items():
@@ -259,7 +264,7 @@ def _check_grammars(body: Mapping[str, Any], limit: GrammarLimit) -> None:
         schemas = _schema(field, _value(body, field))
         for root in _roots(schemas):
             try:
-                check_schema(root)
+                check_schema(root, expands=limit.expands_schemas)
             except SchemaError as error:
                 where = f"{field}: {error.key}" if error.key else field
                 raise refused_field(where, str(error)) from error
@@ -327,15 +332,44 @@ def _roots(value: object) -> Iterator[object]:
 
 
 def _pairs(value: object) -> Iterator[tuple[str, Any]]:
-    """The keys and values of all objects in a value."""
+    """The keys and values of all objects in schemas, without examples and other values that are not schemas."""
+    skipped = _LITERALS if all(map(_is_plain_reference, _references(value))) else frozenset[str]()
+    level = [(value, False)]  # with whether its keys are names of properties
+    while level:
+        item, has_names = level.pop()
+        if isinstance(item, list):
+            level += [(entry, False) for entry in item]
+        elif isinstance(item, dict):
+            for key, inner in item.items():
+                yield key, inner
+                if has_names or key not in skipped:
+                    level.append((inner, not has_names and key in _NAMED))
+
+
+def _references(value: object) -> Iterator[object]:
     level = [value]
     while level:
         item = level.pop()
         if isinstance(item, dict):
-            yield from item.items()
+            yield from (item[key] for key in item if key.endswith(("$ref", "Ref")))
             level += item.values()
         elif isinstance(item, list):
             level += item
+
+
+def _is_plain_reference(reference: object) -> bool:
+    """Whether it is not a string, which engines do not follow, or surely leads to a schema, not to an example."""
+    if not isinstance(reference, str) or reference == "#":
+        return True
+    start, *names = reference.split("/")
+    is_escaped = "%" in reference or "~" in reference
+    return (
+        start == "#"
+        and bool(names)
+        and not is_escaped
+        and names[-1] not in _NAMED
+        and _LITERALS.isdisjoint(names)
+    )
 
 
 def _is_unset(value: object) -> bool:

@@ -132,6 +132,10 @@ class Forward:
         endpoint = limits.rules.endpoint(path)
         if endpoint is None:
             raise GatewayError(f"{name} has no {path}", status=404, code="unknown_url")
+        if why := limits.rules.unserved.get(path):
+            rows = self._models.listed()
+            shown = rows[0].name if len(rows) == 1 else name  # one answers to any name
+            raise GatewayError(f"{shown} {why}", status=400, param="model", code="wrong_model")
         images = await self._in_turn(len(raw), lambda: check_request(body, endpoint, limits))
         async with self._models.using(name or "") as upstream:
             # Written anew: what was checked is what the engine reads, even if a key occurs twice.

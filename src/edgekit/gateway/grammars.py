@@ -23,8 +23,9 @@ _GBNF_TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _PATTERN_TOKEN = re.compile(
-    r"""\\[upPx]\{[^}]*+\} | \\. | \[(?:[^\]\\]++|\\.)*+\] | \(\?[:=!] | [()|?*+] | \{[^}]*+\}
-    | (?P<wrong> [\[{] ) | .""",
+    r"""\\[upPx]\{[^}]*+\} | \\. | \[(?:[^\]\\]++|\\.)*+\] | \(\?[:=!] | [()|?*+]
+    | \{(?=\s*+[+-]?+[0-9,}])[^{}()\[\]|\\]*+\}
+    | (?P<wrong> \[ | \{(?=\s*+[+-]?+[0-9,}]) ) | .""",  # any other { is a plain character
     re.VERBOSE | re.DOTALL,
 )
 _INTEGER = re.compile(r"\s*+[+-]?([0-9]{1,10})")  # what follows is ignored, as C does
@@ -234,7 +235,7 @@ def _bounds(token: str) -> tuple[int, int] | None:
     if token in {"?", "*", "+"}:
         return int(token == "+"), 1  # noqa: S105
     numbers = token[1:-1].split(",")
-    if token[:1] != "{" or len(numbers) > 2:
+    if token[:1] != "{" or token == "{" or len(numbers) > 2:  # noqa: S105
         return None
     found = [_INTEGER.match(number) for number in numbers]
     if any(match is None and number for match, number in zip(found, numbers, strict=True)):

@@ -32,10 +32,14 @@ class SchemaError(ValueError):
         self.key = key
 
 
-def check_schema(root: object) -> None:
-    """Raises SchemaError for a schema that expands to much more than its text."""
+def check_schema(root: object, *, expands: bool = True) -> None:
+    """Raises SchemaError for references that lead to themselves.
+
+    `expands`: the engine expands it as llama.cpp does; raises also if it becomes much more than its text.
+    """
     try:
-        _Schema(root).check()
+        schema = _Schema(root)
+        schema.check() if expands else schema.check_references()
     except RecursionError:
         raise SchemaError("$ref", "nested too deep through references") from None
 
@@ -46,6 +50,10 @@ class _Schema:
         self._depths: dict[int, int] = {}
         self._unions: dict[int, tuple[int, int] | None] = {}  # None: being computed
         self._built: dict[tuple[int, bool], int | None] = {}
+
+    def check_references(self) -> None:
+        for item in _objects(self._root):
+            self._union(item)
 
     def check(self) -> None:
         objects = list(_objects(self._root))

@@ -42,8 +42,8 @@ class EngineHandle(Protocol):
     @property
     def pid(self) -> int: ...
 
-    def on_end(self, tell: Callable[[str], None], /) -> None:
-        """Calls the function with the reason when it has ended, from any thread."""
+    def on_end(self, tell: Callable[[str, str], None], /) -> None:
+        """Calls the function when it has ended, from any thread: with the reason, and with that and its log's end."""
 
     def stop(self) -> None:
         """Returns when the process is gone, and its memory free. Idempotent."""
@@ -54,6 +54,14 @@ class Stoppable(Protocol):
 
     def stop(self) -> object:
         """Ends it from any thread. Idempotent."""
+
+
+class StartError(EngineError):
+    """An engine did not start. The message has the end of its log; `reason`, for clients, does not."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 Begun = Callable[[Stoppable], None]
@@ -248,6 +256,9 @@ class SwappingModels:
 
     def _advance(self) -> None:
         """Serves, starts and stops what can be now. Called after everything that happens."""
+        wanted = {waiting.model for waiting in self._line}
+        for model in self._models.values():
+            model.is_checked = model.is_checked and model in wanted  # its files may be gone later
         victims: set[_Model] = set()
         planned: list[
             _Model
@@ -416,27 +427,27 @@ class SwappingModels:
             else:
                 return
 
-    def _teller(self, model: _Model, loaded: LoadedModel) -> Callable[[str], None]:
+    def _teller(self, model: _Model, loaded: LoadedModel) -> Callable[[str, str], None]:
         """Tells the event loop how the engine has ended, from any thread."""
         loop = asyncio.get_running_loop()
 
-        def tell(problem: str) -> None:
+        def tell(reason: str, text: str) -> None:
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._ended, model, loaded, problem)
+                loop.call_soon_threadsafe(self._ended, model, loaded, reason, text)
 
         return tell
 
-    def _ended(self, model: _Model, loaded: LoadedModel, problem: str) -> None:
+    def _ended(self, model: _Model, loaded: LoadedModel, reason: str, text: str) -> None:
         """The engine has ended, by itself or because it was stopped."""
         if model.loaded is not loaded:
             return
         is_steady = self._clock() - model.ready_s > STEADY_S
         if model.state is _State.READY:
-            _log.warning("%s: %s", model.entry.name, one_line(problem, _REASON_CHARS))
+            _log.warning("%s: %s", model.entry.name, one_line(text, _REASON_CHARS))
         if model.state is _State.STOPPING or is_steady:
             model.backoff = Backoff()  # it is started again at once
         else:
-            self._failed(model, problem)
+            self._failed(model, reason)
         with self._lock:
             self._handles.discard(loaded.handle)
         model.state, model.loaded, model.users = _State.UNLOADED, None, 0
@@ -444,8 +455,9 @@ class SwappingModels:
 
     def _did_not_start(self, model: _Model, error: Exception) -> None:
         """`_advance` then refuses the requests that wait for it."""
-        self._failed(model, str(error) or type(error).__name__)
-        _log.warning("%s did not start: %s", model.entry.name, model.problem)
+        text = str(error) or type(error).__name__
+        self._failed(model, error.reason if isinstance(error, StartError) else text)
+        _log.warning("%s did not start: %s", model.entry.name, one_line(text, _REASON_CHARS))
 
     def _failed(self, model: _Model, problem: str) -> None:
         model.problem = one_line(problem, _REASON_CHARS)

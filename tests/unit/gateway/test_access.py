@@ -181,6 +181,9 @@ class TestSites:
             ("http://[::1]:3000", "http://[::1]:3000"),
             ("http://[::1]", "http://[::1]"),
             ("chrome-extension://abcdefgh", "chrome-extension://abcdefgh"),
+            ("file://", "file://"),
+            ("file:///", "file://"),
+            ("App://.", "app://."),
         ],
     )
     def test_origin_is_allowed_as_browsers_send_it(self, allowed: str, origin: str) -> None:
@@ -195,6 +198,8 @@ class TestSites:
             ("chat.example:8080", "write it as"),
             ("https://*.example", "write it as"),
             ("https://", "write it as"),
+            ("http://.", "write it as"),
+            ("app://..", "write it as"),
             ("https://chat.example:x", "write it as"),
             ("https://user@chat.example", "write it as"),
             ("https://[chat", "write it as"),
@@ -217,6 +222,12 @@ class TestSites:
         assert refusal(one, Origin="https://other.example", Authorization=key) == "wrong_origin"
         several = GatewaySettings(allowed_origins=("*", "https://chat.example"), api_keys=(KEY,))
         assert refusal(several, Origin="https://other.example", Authorization=key) is None
+
+
+def test_ipv6_address_without_brackets_is_named_with_them() -> None:
+    with pytest.raises(UsageError, match=r"--allow-host ::1: .* in brackets: \[::1\]$"):
+        Access(GatewaySettings(allowed_hosts=("::1",)))
+    Access(GatewaySettings(allowed_hosts=("[::1]",)))
 
 
 class TestKeys:

@@ -71,16 +71,30 @@ def schema(value: Mapping[str, Any]) -> dict[str, Any]:
         (COMPLETION, {"prompt": ["a", "b"]}),
         (COMPLETION, {"prompt": [[1, 2], [3]]}),
         (COMPLETION, {}),
-        (COMPLETION, {"prompt": ["a", "b"], "n": 2}),
-        (COMPLETION, {"prompt": [[1], [2]], "n": 2}),
         (COMPLETION, {"prompt": "", "n": 1}),
-        (CHAT, {"messages": MESSAGES, "n": 2}),
+        (CHAT, {"messages": MESSAGES, "n": 1, "response_format": {"type": "text"}}),
         (CHAT, {"messages": MESSAGES, "chat_template": None, "echo": False, "prompt_embeds": [], "adapters": ""}),
-        (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}),
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip
 def test_ordinary_requests_pass(rules: RequestRules, path: str, body: dict[str, Any]) -> None:
+    assert check(body, rules, path) is None
+
+
+@pytest.mark.parametrize("rules", [LLAMACPP, VLLM], ids=["llama.cpp", "vllm"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETION, {"prompt": ["a", "b"], "n": 2}),
+        (COMPLETION, {"prompt": [[1], [2]], "n": 2}),
+        (CHAT, {"messages": MESSAGES, "n": 2}),
+        (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}),
+    ],
+    ids=str,
+)
+def test_several_answers_and_formats_pass(
+    rules: RequestRules, path: str, body: dict[str, Any]
+) -> None:
     assert check(body, rules, path) is None
 
 
@@ -207,6 +221,9 @@ def test_vllm_requests_that_are_refused(body: dict[str, Any], field: str) -> Non
     [
         ({"adapters": "../x"}, "adapters"),
         ({"draft_model": "someone/else"}, "draft_model"),
+        ({"n": 2}, "n"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": schema({})}, "response_format"),
         ({"max_tokens": WINDOW + 1}, "max_tokens"),
         ({"prompt": "a" * (40 * WINDOW)}, "prompt"),
     ],
@@ -369,3 +386,47 @@ class TestImages:
     def test_model_that_reads_no_images(self) -> None:
         error = check(parts(image(url_of(file_of("PNG")))), LLAMACPP, CHAT)
         assert "does not support images" in str(error)
+
+
+class TestExamplesInSchemas:
+    """Values of `default` and the like are no schemas."""
+
+    @pytest.mark.parametrize("value", [
+        {"default": {"pattern": "*.[ch"}},
+        {"examples": [{"pattern": "src/[a"}]},
+        {"example": {"maxItems": 10**6}},
+        {"const": {"pattern": "["}},
+        {"enum": [{"pattern": "["}]},
+        {"properties": {"pattern": {"default": {"pattern": "["}}}},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"default": {"pattern": "["}}}},
+    ], ids=str)  # fmt: skip
+    def test_they_are_not_read(self, value: dict[str, Any]) -> None:
+        for rules in (LLAMACPP, VLLM):
+            assert check({"tools": [{"function": {"parameters": value}}]}, rules) is None
+            assert check({"response_format": schema(value)}, rules) is None
+
+    @pytest.mark.parametrize("value", [
+        {"properties": {"default": NESTED}},
+        {"properties": {"properties": {"properties": {"const": NESTED}}}},
+        {"$defs": {"enum": NESTED}},
+        {"properties": {"a": {"default": {}, "items": NESTED}}},
+        {"$ref": "#/default", "default": NESTED},
+        {"$ref": "#/x/examples/0", "x": {"examples": [NESTED]}},
+        {"$ref": "#/def%61ult", "default": NESTED},
+        {"$dynamicRef": "#there", "default": {"$anchor": "there", **NESTED}},
+        {"$ref": "#/properties", "properties": {"properties": {"default": NESTED}}},
+    ], ids=str)  # fmt: skip
+    def test_schemas_of_such_names_are_read(self, value: dict[str, Any]) -> None:
+        error = check({"json_schema": value})
+        assert error is not None
+        assert error.param == "json_schema: pattern"
+
+
+def test_only_schemas_for_llamacpp_must_not_expand() -> None:
+    """As pydantic before 2.9 wrote a node with the next one."""
+    node = {"type": "object", "properties": {"next": {"allOf": [{"$ref": "#/definitions/Node"}]}}}
+    body = {
+        "response_format": schema({"$ref": "#/definitions/Node", "definitions": {"Node": node}})
+    }
+    assert "allOf" in str(check(body, LLAMACPP))
+    assert check(body, VLLM) is None

@@ -1,15 +1,22 @@
-"""What is checked before loaded models are stopped for another one."""
+"""Engines behind the gateway: what is checked before their start, and what clients see of their end."""
 
 from __future__ import annotations
 
+import threading
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.runnable import write_chatting
 
-from edgekit.engines.program import LocalWeights
-from edgekit.errors import EdgekitError, NotFoundError
-from edgekit.gateway.engines import checker
+from edgekit.app import run
+from edgekit.engines.program import Ended, LocalWeights
+from edgekit.errors import EdgekitError, EngineError, NotFoundError
+from edgekit.gateway import engines
+from edgekit.gateway.engines import EngineHandle, checker, starter
+from edgekit.gateway.swap import StartError
 
 
 def test_files_that_can_be_read_pass(tmp_path: Path) -> None:
@@ -31,3 +38,61 @@ def test_file_that_was_cut_off_does_not_pass(tmp_path: Path) -> None:
     model.write_bytes(model.read_bytes()[:5000])
     with pytest.raises(EdgekitError):
         checker(LocalWeights(model=model))()
+
+
+class Dead:
+    """A process that has died, and its guard."""
+
+    reason = ""
+
+    def poll(self) -> Ended:
+        return Ended(
+            exit_code=1, signal=None, why="it exited (code 1)", last_words="12:00 a\nsecret"
+        )
+
+    wait = poll
+
+
+def told(guard: Any) -> tuple[str, str]:
+    """What clients and the terminal get."""
+    texts: list[tuple[str, str]] = []
+    ended = threading.Event()
+
+    def tell(reason: str, text: str) -> None:
+        texts.append((reason, text))
+        ended.set()
+
+    EngineHandle(cast("Any", Dead()), guard, ExitStack()).on_end(tell)
+    assert ended.wait(PATIENCE_S)
+    return texts[0]
+
+
+def test_log_of_an_engine_that_died_is_for_the_terminal_only() -> None:
+    assert told(Dead()) == ("it exited (code 1)", "it exited (code 1): 12:00 a\nsecret")
+    guard = Dead()
+    guard.reason = "memory ran out"
+    assert told(guard) == ("memory ran out", "memory ran out")
+
+
+def test_log_of_an_engine_that_did_not_start_is_for_the_terminal_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "it exited (code 1): 12:00 a\nsecret"
+
+    def serve(_judged: object, _weights: object, _at: object, begun: Any) -> None:
+        begun(Dead())
+        raise EngineError(text)
+
+    monkeypatch.setattr(run, "serve", serve)
+    monkeypatch.setattr(engines, "engine_address", lambda _program, _name: None)
+    begun: list[object] = []
+    start = starter(cast("Any", _Judged()), LocalWeights(model=Path()), "a")
+    with pytest.raises(StartError) as caught:
+        start(begun.append)
+    assert (str(caught.value), caught.value.reason) == (text, "it exited (code 1)")
+    assert len(begun) == 1
+
+
+class _Judged:
+    class chosen:  # noqa: N801
+        program = None

@@ -71,6 +71,10 @@ def test_gbnf_size_of_a_grammar_in_use_is_small() -> None:
         (r"((a{ 0,30}){ +0,30 }){0,30x}", 31**3),
         (r"a{,30}", 31),
         (r"a{name}\x{1F600}\p{L}", 1),
+        ("^{", 1),
+        ("abc{", 1),
+        (r"^{[a-z]{2}: .*}$", 3),
+        ("(?:{a{0,99}){0,99}", 100 * 100),  # the first bracket does not hide what follows
     ],
 )
 def test_pattern_size(pattern: str, size: int) -> None:

@@ -133,3 +133,25 @@ WORDS = st.sampled_from(["object", "array", "#", "#/d", "#/d/0", "#/items", "#/a
 def test_any_value_passes_or_is_refused(value: object) -> None:
     with suppress(SchemaError):
         check_schema(value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/d/node", "d": {"node": RECURSIVE}},
+        optional(MAX_OPTIONAL + 1),
+        doubled(13),
+        typed(12, "object", "array"),
+        chain(600),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_engines_that_do_not_expand_schemas_get_them(schema: dict[str, Any]) -> None:
+    check_schema(schema, expands=False)
+    with pytest.raises(SchemaError):
+        check_schema(schema)
+
+
+def test_references_to_themselves_are_refused_for_every_engine() -> None:
+    with pytest.raises(SchemaError, match="leads to itself"):
+        check_schema({"$ref": "#/d/a", "d": {"a": {"$ref": "#/d/a"}}}, expands=False)

@@ -28,6 +28,7 @@ from edgekit.gateway.swap import (
     Begun,
     LoadedModel,
     ModelEntry,
+    StartError,
     SwappingModels,
     in_thread,
 )
@@ -45,9 +46,9 @@ class Engine:
     runs: bool = True
     is_ready: bool = False
     is_asked_to_end: bool = False
-    tell: Callable[[str], None] | None = None
+    tell: Callable[[str, str], None] | None = None
 
-    def on_end(self, tell: Callable[[str], None]) -> None:
+    def on_end(self, tell: Callable[[str, str], None]) -> None:
         self.tell = tell
         if not self.runs:
             self.end()
@@ -55,7 +56,7 @@ class Engine:
     def end(self) -> None:
         self.runs = False
         if self.tell is not None:
-            self.tell("died of SIGKILL: out\x1b[2J\nof memory")
+            self.tell("died of SIGKILL", "died of SIGKILL: out\x1b[2J\nof memory")
 
     def stop(self) -> None:
         self.is_asked_to_end = True
@@ -392,6 +393,24 @@ async def test_no_model_is_stopped_for_one_whose_files_are_gone(world: World) ->
     assert world.log == ["start a", "gone a", "start b"]
 
 
+@scenario(a=6, b=6)
+async def test_model_is_checked_again_after_its_client_has_left(world: World) -> None:
+    running = world.request("a")
+    await world.finish_jobs()
+    leaving = world.request("b")
+    await world.settle()
+    assert leaving.task is not None
+    leaving.task.cancel()
+    await world.settle()
+    world.gone.add("b")
+    failed = world.request("b")
+    await world.settle()
+    assert str(failed.refusal) == "b: b is gone"
+    await world.end(running)
+    await world.finish_jobs()
+    assert world.loaded == ["a"]
+
+
 def test_model_whose_requests_do_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swap, "FINISH_S", 0.01)
 
@@ -490,7 +509,7 @@ async def test_engine_that_dies_soon_after_its_start_is_paused(world: World) -> 
     await world.settle()
     request = world.request("a")
     await world.settle()
-    assert str(request.refusal) == "a: died of SIGKILL: out [2J of memory"
+    assert str(request.refusal) == "a: died of SIGKILL"
     world.now_s += 1
     request = world.request("a")
     await world.finish_jobs()
@@ -733,6 +752,18 @@ def test_last_words_of_an_engine_are_logged_without_control_characters(
         assert ask(address, CHAT, {"model": "a"}).status == 503
     assert "a did not start: a [2J is broken" in caplog.text
     assert "\x1b" not in caplog.text
+
+
+def test_log_of_an_engine_that_does_not_start_is_not_for_clients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def start(_name: str, _begun: Begun) -> LoadedModel:
+        raise StartError("exited (code 1): 12:00 secret", reason="exited (code 1)")
+
+    with swapping(start) as models, gateway(models) as address:
+        reply = ask(address, CHAT, {"model": "a"})
+    assert reply.error["message"] == "a: exited (code 1)"
+    assert "a did not start: exited (code 1): 12:00 secret" in caplog.text
 
 
 def test_no_engine_begins_after_close() -> None:

@@ -36,10 +36,11 @@ class Handle:
     def pid(self) -> int:
         return self.process.pid
 
-    def on_end(self, tell: Callable[[str], None]) -> None:
+    def on_end(self, tell: Callable[[str, str], None]) -> None:
         def wait() -> None:
             ended = self.process.wait()
-            tell("" if ended is None else ended.why)
+            why = "" if ended is None else ended.why
+            tell(why, why)
 
         threading.Thread(target=wait, daemon=True).start()
 

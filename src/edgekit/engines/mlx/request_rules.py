@@ -9,6 +9,7 @@ from edgekit.engines.request_rules import (
     COMPLETIONS,
     ListLimit,
     NumberLimit,
+    OneOf,
     RequestRules,
 )
 
@@ -18,6 +19,13 @@ _REFUSED = {
     "adapters": _LOADS,
     "draft_model": _LOADS,
     "chat_template": "a template can loop forever; the server uses the model's own",
+}
+# mlx_lm.server ignores others without an error.
+_ONLY = {
+    "n": OneOf(values=(1,), reason="mlx_lm.server returns one answer"),
+    "response_format": OneOf(
+        values=({"type": "text"},), reason="mlx_lm.server does not support it"
+    ),
 }
 _LISTS = {
     "stop": ListLimit(most=32, chars=256, reason="each is searched for after every token"),
@@ -44,4 +52,5 @@ def request_rules(*, window_tokens: int) -> RequestRules:
         },
         lists=_LISTS,
         refused=_REFUSED,
+        only=_ONLY,
     )

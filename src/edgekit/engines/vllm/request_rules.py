@@ -15,6 +15,7 @@ from edgekit.engines.request_rules import (
     ImageLimit,
     ListLimit,
     NumberLimit,
+    OneOf,
     RequestRules,
 )
 
@@ -50,7 +51,10 @@ _REFUSED = {
         "send response_format with a JSON schema",
     ),
 }
-_ONLY = {"response_format.type": ("text", "json_object", "json_schema")}
+_FORMATS = ("text", "json_object", "json_schema")
+_ONLY = {
+    "response_format.type": OneOf(values=_FORMATS, reason=f"must be one of {', '.join(_FORMATS)}")
+}
 _COMPILED = "vLLM compiles it before the first token"
 _SEARCHED = "each is searched for after every token"
 _CHOICES = ListLimit(most=4096, chars=4096, reason=_COMPILED)

@@ -103,10 +103,15 @@ class LlamaCppProgram(EngineProgram):
 
     def request_limits(self, verdict: Verdict, weights: LocalWeights) -> RequestLimits:
         facts = LoadFacts.of(verdict.estimate)
+        geometry = None if verdict.variant is None else verdict.variant.model.geometry
+        ranks = geometry is not None and geometry.ranks
         rules = request_rules(
             window_tokens=facts.n_ctx_seq,
             slots=facts.n_seq_max,
             reads_images=weights.projector is not None,
+            writes=geometry is None or not (geometry.embeds or geometry.ranks),
+            embeds=ranks or LlamaCppSetup.of(verdict.way.setup).embeddings,
+            ranks=ranks,
         )
         return RequestLimits(rules=rules, window_tokens=facts.n_ctx_seq)
 

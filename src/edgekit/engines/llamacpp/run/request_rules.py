@@ -33,6 +33,12 @@ ENDPOINTS = (
     Endpoint(path="/detokenize"),
     Endpoint(path="/apply-template"),
 )
+_EMBEDDING = (EMBEDDINGS.path, "/embeddings")
+_RANKING = tuple(endpoint.path for endpoint in RERANK)
+_WRITING = (
+    *(endpoint.path for endpoint in COMPLETIONS),
+    "/chat/completions", RESPONSES.path, "/completion", "/infill",
+)  # fmt: skip
 MOST_PROBABILITIES = 20  # as OpenAI; the whole small vocabulary took 170 MB for 300 tokens
 _WHOLE = (
     "max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "n_keep", "n_discard", "n_indent",
@@ -73,12 +79,35 @@ GRAMMARS = GrammarLimit(
     # 1,331 continuations took 0.1 s a token, 29,791 took 8 s: the time grows with the square
     repetitions=2048,
     choices=4096,
+    expands_schemas=True,
     reason=_COMPILED,
 )
 
 
-def request_rules(*, window_tokens: int, slots: int, reads_images: bool) -> RequestRules:
-    """The rules for a server with this context per slot. `reads_images`: it has a projector."""
+def request_rules(
+    *,
+    window_tokens: int,
+    slots: int,
+    reads_images: bool,
+    writes: bool = True,
+    embeds: bool = True,
+    ranks: bool = True,
+) -> RequestRules:
+    """The rules for a server with this context per slot. `reads_images`: it has a projector.
+
+    `writes`, `embeds`, `ranks`: the model may write text, return embeddings, rank texts.
+    """
+    unserved: dict[str, str] = {}
+    if not embeds:
+        why = "is not an embedding model: serve one, such as nomic-embed-text-v1.5"
+        unserved.update(dict.fromkeys(_EMBEDDING, why))
+    if not ranks:
+        why = "is not a reranking model: serve one, such as bge-reranker-v2-m3"
+        unserved.update(dict.fromkeys(_RANKING, why))
+    if not writes:
+        kind, path = ("a reranking", "/v1/rerank") if ranks else ("an embedding", EMBEDDINGS.path)
+        why = f"is {kind} model, which does not write text: use {path}, or serve a chat model"
+        unserved.update(dict.fromkeys(_WRITING, why))
     history = NumberLimit(
         least=-1,
         most=window_tokens,
@@ -91,6 +120,7 @@ def request_rules(*, window_tokens: int, slots: int, reads_images: bool) -> Requ
     whole = NumberLimit(least=-LARGEST_INT, reason="llama.cpp reads it into 32 bits")
     return RequestRules(
         endpoints=ENDPOINTS,
+        unserved=unserved,
         numbers={
             **dict.fromkeys(_WHOLE, whole),
             "repeat_last_n": history,
