@@ -267,7 +267,7 @@ class _Serving:
             if ended is None:
                 raise EngineError("the engine neither started nor exited")
             why = why_ended(ended, guard)
-            self.front.gone(why)
+            self.front.gone(guard.reason or ended.why)  # without the log, which is not for clients
             if self.as_json:
                 print_event(ended_json(ended))
             raise _DiedError(
@@ -284,7 +284,7 @@ class _Serving:
         return "", died.kind.exit_code
 
     def _pause(self, why: str, wait_s: float) -> None:
-        self.front.gone(f"the engine is starting again: {why}")
+        self.front.gone("the engine is starting again")
         warn(f"{why}; starting it again in {wait_s:g} s (--restart)")
         if self.as_json:
             print_event(restarting_json(why, wait_s))

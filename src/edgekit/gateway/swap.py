@@ -442,7 +442,7 @@ class SwappingModels:
         if model.loaded is not loaded:
             return
         is_steady = self._clock() - model.ready_s > STEADY_S
-        if model.state is _State.READY:
+        if model.state is _State.READY and not self._is_closed:
             _log.warning("%s: %s", model.entry.name, one_line(text, _REASON_CHARS))
         if model.state is _State.STOPPING or is_steady:
             model.backoff = Backoff()  # it is started again at once

@@ -30,7 +30,7 @@ class ServedModel:
     name: str
     created_s: int = 0  # when it was added, in seconds since 1970
     window_tokens: int
-    problem: str = ""  # why it cannot answer now; it may have lines of the engine's log
+    problem: str = ""  # why it cannot answer now
     is_loading: bool = False
 
 
