@@ -271,10 +271,10 @@ class EngineProgram:
         """What requests to its server must keep to, so that it stays inside the bill."""
         raise NotImplementedError
 
-    def with_limits(self, verdict: Verdict, /) -> Setup:
+    def with_limits(self, verdict: Verdict, _installation: Installation, /) -> Setup:
         """The setup of the verdict, with limits so that memory that grows after the start fits in the free RAM.
 
-        Raises UsageError for a plan that the program cannot follow.
+        Raises UsageError for a plan that the program, or this installation of it, cannot follow.
         """
         return verdict.way.setup
 

@@ -229,6 +229,11 @@ def cards_by_backend(installation: Installation) -> dict[Backend, dict[int, str]
     return listed
 
 
+def name_of(backend: Backend) -> str:
+    """The backend as programs name it: "ROCm" for hip."""
+    return next((item.name for item in _BACKENDS if item.rules is backend), backend.value)
+
+
 def _rank(devices: Iterable[str]) -> int:
     """The place of the fastest backend of these devices in the table."""
     used = {_backend_of(device) for device in devices}

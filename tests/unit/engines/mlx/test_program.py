@@ -59,7 +59,7 @@ def start_of(folder: Path, **changes: Any) -> EngineStart:
         "weights": LocalWeights(model=folder),
         "label": "small",
         "verdict": judged.check.result,
-        "setup": PROGRAM.with_limits(judged.check.result),
+        "setup": PROGRAM.with_limits(judged.check.result, found),
         "values": {},
         "purpose": Purpose.TEXT,
         "address": Address(),

@@ -166,7 +166,7 @@ class OllamaProgram(EngineProgram):
         )
         return RequestLimits(rules=rules, window_tokens=window_tokens)
 
-    def with_limits(self, verdict: Verdict) -> LlamaCppSetup:
+    def with_limits(self, verdict: Verdict, _installation: Installation) -> LlamaCppSetup:
         for problem in plan_problems(verdict):
             raise UsageError(f"{problem}; use --with llama-server")
         return limited(verdict)

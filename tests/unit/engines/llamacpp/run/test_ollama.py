@@ -74,7 +74,7 @@ def start_of(model: Path, program: Installation, **changes: Any) -> EngineStart:
         "weights": LocalWeights(model=model),
         "label": "org/Small:Q8",
         "verdict": judged.check.result,
-        "setup": PROGRAM.with_limits(judged.check.result),
+        "setup": PROGRAM.with_limits(judged.check.result, program),
         "values": request.values("llama.cpp"),
         "purpose": Purpose.TEXT,
         "address": Address(),
