@@ -55,6 +55,7 @@ class Installation:
     devices: tuple[str, ...] = ()  # the GPUs that it lists: "CUDA0: NVIDIA GeForce RTX 4090"
     rules_version: str = ""  # the version whose rules bill it; "": the engine has only one
     problem: str = ""  # why EdgeKit cannot start it; "": it can
+    timed_out: bool = False  # the problem is only that it did not answer in time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
