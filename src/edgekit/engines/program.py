@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -109,14 +108,6 @@ class Ended:
     signal: str | None  # "SIGKILL"
     why: str
     last_words: str  # the end of its log
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9; for an unknown number, the number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class Server(Protocol):
