@@ -86,7 +86,11 @@ def test_run_downloads_after_the_verdict(
     ("words", "code", "message"),
     [
         (("-c", "900000000"), 3, "Does not fit"),
-        (("--no-download",), 4, "was not allowed"),
+        (
+            ("--no-download",),
+            4,
+            "acme/raw:Q8_0 is not on this machine, and --no-download is set: leave it out, or run edgekit download acme/raw",
+        ),
         (("--download-up-to", "10K"), 4, "was not allowed"),
     ],
 )

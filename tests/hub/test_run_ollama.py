@@ -76,7 +76,11 @@ def test_ollama_downloads_the_file_that_was_billed(
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("--no-download",), 4, "was not allowed"),
+        (
+            ("--no-download",),
+            4,
+            "is not on this machine, and --no-download is set: leave it out\n",
+        ),
         (("--download-up-to", "10K"), 4, "was not allowed"),
         (("--swa-full",), 2, "no equivalent of --swa-full"),
         (("-ctk", "q8_0", "-ctv", "f16"), 2, "one cache type"),

@@ -94,24 +94,24 @@ def choose_program(
                 f"--with {wanted} runs {target.name}, not --engine {engine_named(engine).name}: give one of the two"
             )
         programs = {wanted: target.program(verb, wanted)}
-        found, problems = _best_of(target, programs)
+        found, broken = _best_of(target, programs)
         if found is None:
-            raise _not_usable(wanted, programs, problems)
-        return _chosen(verb, target, *found)
+            raise _not_usable(wanted, programs, broken)
+        return _chosen(verb, target, *found, broken=broken)
     targets = _engines_for(reference, verb, session) if engine is None else (engine_named(engine),)
     targets[0].program(verb)  # raises UsageError if EdgeKit does not start it
-    all_problems: list[str] = []
+    all_broken: list[Installation] = []
     for target in targets:
         programs = _programs(target, verb)
         if not detect().devices:  # no build is better than another: no search
             for program in programs.values():
                 if (installation := program.find()) is not None:
                     return _chosen(verb, target, program, installation)
-        found, problems = _best_of(target, programs)
-        all_problems += problems
+        found, broken = _best_of(target, programs)
+        all_broken += broken
         if found is not None:
-            return _chosen(verb, target, *found, problems=all_problems)
-    raise _not_usable(targets[0].name, _programs(targets[0], verb), all_problems)
+            return _chosen(verb, target, *found, broken=all_broken)
+    raise _not_usable(targets[0].name, _programs(targets[0], verb), all_broken)
 
 
 def _programs(engine: Engine, verb: str) -> dict[str, EngineProgram]:
@@ -125,34 +125,43 @@ def _programs(engine: Engine, verb: str) -> dict[str, EngineProgram]:
 
 def _best_of(
     engine: Engine, programs: Mapping[str, EngineProgram]
-) -> tuple[tuple[EngineProgram, Installation] | None, list[str]]:
-    """The best installation of these programs, None if there is none; and why others cannot be used."""
+) -> tuple[tuple[EngineProgram, Installation] | None, list[Installation]]:
+    """The best installation of these programs, None if there is none; and those with problems.
+
+    A program that only does not answer in time is used if it can be found without being asked.
+    """
     listed = [item for item in engine.installations(ANSWER_S) if item.program in programs]
-    problems = [
-        f"{item.program}{f' ({item.path})' if item.path else ''}: {item.problem}"
-        for item in listed
-        if item.problem
-    ]
-    names = {item.program for item in listed}
+    broken = [item for item in listed if item.problem]
     for item in listed:
         if not item.problem:
-            return (programs[item.program], item), problems
+            return (programs[item.program], item), broken
+    names = {item.program for item in broken if not item.timed_out}
     for program in programs.values():
         if program.name not in names and (found := program.find()) is not None:
-            return (program, found), problems
-    return None, problems
+            return (program, found), broken
+    return None, broken
+
+
+def _title(item: Installation) -> str:
+    return f"{item.program} ({item.path})" if item.path else item.program
 
 
 def _not_usable(
-    name: str, programs: Mapping[str, EngineProgram], problems: Sequence[str]
+    name: str, programs: Mapping[str, EngineProgram], broken: Sequence[Installation]
 ) -> EngineError | MissingExtraError:
-    """The error if no program can be used: they have problems, or none is installed."""
-    ways = "; or ".join(program.install for program in programs.values())
-    if problems:
-        return EngineError(
-            f"{name} cannot be started: {'; '.join(problems)}. To install it: {ways}"
-        )
-    return MissingExtraError(f"{name} is not installed: {ways}")
+    """The error if none of these programs can be used: they have problems, or none is installed.
+
+    `broken` may have programs of other engines too.
+    """
+    own = [item for item in broken if item.program in programs]
+    names = {item.program for item in own}
+    ways = "; or ".join(way.install for way in programs.values() if way.name not in names)
+    if own:
+        problems = "; ".join(f"{_title(item)}: {item.problem}" for item in own)
+        advice = f". To install it: {ways}" if ways else ""
+        return EngineError(f"{name} cannot be started: {problems}{advice}")
+    others = "".join(f". {_title(item)} was found, but {item.problem}" for item in broken)
+    return MissingExtraError(f"{name} is not installed: {ways}{others}")
 
 
 def _chosen(
@@ -161,14 +170,18 @@ def _chosen(
     program: EngineProgram,
     installation: Installation,
     *,
-    problems: Sequence[str] = (),
+    broken: Sequence[Installation] = (),
 ) -> ChosenProgram:
     machine, note = detect(), ""
     if machine.devices and not program.on_machine(machine, installation).devices:
+        slow = [item for item in broken if item.timed_out and item.program == program.name]
+        problems = [f"{_title(item)}: {item.problem}" for item in broken if item not in slow]
         others = f"; not usable: {'; '.join(problems)}" if problems else ""
+        why = "did not answer in time" if slow else "has no support for this machine's GPU"
+        advice = "try again, or " if slow else ""
         note = (
-            f"{installation.program} has no support for this machine's GPU, so the model runs on the CPU: "
-            f"`edgekit hardware` lists the programs found{others}"
+            f"{installation.program} {why}, so the model runs on the CPU: "
+            f"{advice}`edgekit hardware` lists the programs found{others}"
         )
     return ChosenProgram(
         engine=engine,

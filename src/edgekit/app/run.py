@@ -204,7 +204,9 @@ def fetch(
     request = _to_embed(request, chosen, opened)
     judged = judge(request, chosen, opened, job, session)
     judged.refuse_or_warn()
-    chosen.program.with_limits(judged.check.result)  # raises before anything is downloaded
+    chosen.program.with_limits(  # raises before anything is downloaded
+        judged.check.result, chosen.installation
+    )
     if own is not None:
         return judged, _own_weights(own, judged)
     weights = _find_files(reference, published, judged)
@@ -566,7 +568,7 @@ def _start_engine(
         weights=weights,
         label=judged.check.bill.label,
         verdict=result,
-        setup=chosen.program.with_limits(result),
+        setup=chosen.program.with_limits(result, chosen.installation),
         values=request.values(engine),
         sinks=request.sinks,
         rolling=request.rolling,

@@ -32,7 +32,7 @@ from edgekit.engines.chat import GenerationResult, Prompt
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
 from edgekit.engines.process import ending_in_order
 from edgekit.engines.program import RunOptions
-from edgekit.errors import EdgekitError, UsageError
+from edgekit.errors import EdgekitError, RemoteInspectError, UsageError
 from edgekit.plan.choice import check_users
 from edgekit.report.check import MORE, check_json, check_text, headline
 from edgekit.report.json import json_text
@@ -45,6 +45,7 @@ from edgekit.report.run import (
     written_text,
 )
 from edgekit.request import Request, Session
+from edgekit.sources.download import LIGHT_FAILED
 from edgekit.sources.local import absolute_reference, is_here
 from edgekit.sources.quants import split_quant
 from edgekit.units import format_download, parse_size
@@ -171,14 +172,14 @@ def quant_of(reference: str, quant: str | None) -> str | None:
 
 def download_limit(
     arguments: argparse.Namespace, names: Sequence[str]
-) -> Callable[[Download], bool] | None:
-    """The function that allows downloads up to --download-up-to; None with --no-download.
+) -> Callable[[Download], bool]:
+    """The function that allows downloads up to --download-up-to; with --no-download, one that refuses all.
 
     Without --yes or --download-up-to it asks at the terminal. Without a terminal a repository is downloaded, because
     it was named; a name of the index is not.
     """
     if arguments.no_download:
-        return None
+        return _refuse_download
     text = arguments.download_up_to
     limit = None if text is None else read("--download-up-to", parse_size, text)
     name = next((name for name in names if index_match(name) is not None), "")
@@ -200,6 +201,16 @@ def download_limit(
         return True
 
     return confirm
+
+
+def _refuse_download(download: Download) -> bool:
+    """For --no-download. Raises RemoteInspectError for weights; False if only the header could not be read alone."""
+    if download.lacking == LIGHT_FAILED:
+        return False
+    by_hand = f", or run edgekit download {download.label}" if download.lacking else ""
+    raise RemoteInspectError(
+        f"{download.label} is not on this machine, and --no-download is set: leave it out{by_hand}"
+    )
 
 
 def stop_code(stop: BaseException) -> int:

@@ -10,13 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
 
-from edgekit.engines.program import signal_name
 from edgekit.errors import one_line
 from edgekit.machine.surroundings import Surroundings
 from edgekit.machine.types import System
@@ -88,6 +86,14 @@ def ask_program(
     return ProgramOutput(text=text, problem=problem)
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; for an unknown number, the number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def _left(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
 
@@ -117,6 +123,8 @@ def in_parallel(function: Callable[[Item], Result], items: Iterable[Item]) -> tu
     waiting = list(items)
     if len(waiting) < 2:
         return tuple(map(function, waiting))
+    from concurrent.futures import ThreadPoolExecutor  # not needed to find programs
+
     with ThreadPoolExecutor(min(len(waiting), _THREADS)) as pool:
         return tuple(pool.map(function, waiting))
 

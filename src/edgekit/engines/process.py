@@ -27,8 +27,9 @@ from typing import IO, Any, Protocol, Self, TypeVar
 
 import psutil
 
+from edgekit.engines.discovery import signal_name
 from edgekit.engines.ports import check_port, in_use
-from edgekit.engines.program import Ended, Resident, Server, signal_name
+from edgekit.engines.program import Ended, Resident, Server
 from edgekit.engines.watch import MappedFiles, Probes, Watch, say_nothing
 from edgekit.errors import EngineError, MemoryPressureError
 from edgekit.machine.surroundings import family, number_in, pairs_of
@@ -298,6 +299,7 @@ def family_resident_bytes(pid: int) -> int | None:
 # --- a server program
 
 GRACE_S = 5.0  # between asking a program to end and killing it
+ON_REQUEST = "stopped on request"
 LOAD_TIMEOUT_S = 600.0  # 60 GB from a disk of 100 MB/s
 
 _LINE_CHARS = 400
@@ -443,7 +445,7 @@ class ServerProcess:
         with self._stopping:
             if (ended := self.poll()) is not None:
                 return ended
-            self._stop_reason = why or "stopped on request"
+            self._stop_reason = why or ON_REQUEST
             self._child.ask_to_end()
             self._child.wait(grace_s)
             while (ended := self.poll()) is None:

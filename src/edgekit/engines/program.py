@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -55,6 +54,7 @@ class Installation:
     devices: tuple[str, ...] = ()  # the GPUs that it lists: "CUDA0: NVIDIA GeForce RTX 4090"
     rules_version: str = ""  # the version whose rules bill it; "": the engine has only one
     problem: str = ""  # why EdgeKit cannot start it; "": it can
+    timed_out: bool = False  # the problem is only that it did not answer in time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +108,6 @@ class Ended:
     signal: str | None  # "SIGKILL"
     why: str
     last_words: str  # the end of its log
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9; for an unknown number, the number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class Server(Protocol):
@@ -272,10 +264,10 @@ class EngineProgram:
         """What requests to its server must keep to, so that it stays inside the bill."""
         raise NotImplementedError
 
-    def with_limits(self, verdict: Verdict, /) -> Setup:
+    def with_limits(self, verdict: Verdict, _installation: Installation, /) -> Setup:
         """The setup of the verdict, with limits so that memory that grows after the start fits in the free RAM.
 
-        Raises UsageError for a plan that the program cannot follow.
+        Raises UsageError for a plan that the program, or this installation of it, cannot follow.
         """
         return verdict.way.setup
 

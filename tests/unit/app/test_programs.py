@@ -11,7 +11,8 @@ from tests.programs import FAIL, answering, write_program
 
 from edgekit.app import programs
 from edgekit.app.programs import ChosenProgram, choose_program, installed_programs
-from edgekit.engines import every_engine
+from edgekit.engines import engine_named, every_engine
+from edgekit.engines.program import Installation
 from edgekit.errors import EngineError, MissingExtraError, UsageError
 from edgekit.machine.types import Machine
 from edgekit.machine.what_if import requested_machine
@@ -102,6 +103,7 @@ def test_a_program_that_is_asked_for_and_broken_is_an_error_with_its_problem(fol
         choose("llama-server")
     text = f"llama-server cannot be started: llama-server ({path}): it ends with exit code 1: error while loading"
     assert text in str(caught.value)
+    assert "To install it" not in str(caught.value)  # it is installed
 
 
 @pytest.fixture
@@ -129,14 +131,35 @@ def test_an_engine_that_is_missing_is_an_error_with_what_to_install(folder: Path
 
 @pytest.mark.usefixtures("_with_gpu")
 @pytest.mark.parametrize("wanted", [None, "xllamacpp"])
-def test_a_wheel_that_does_not_answer_does_not_run_on_the_cpu(
+def test_a_wheel_that_does_not_answer_in_time_runs_on_the_cpu_with_a_note(
     folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: str | None
 ) -> None:
     pytest.importorskip("xllamacpp")
     assert list(folder.iterdir()) == []
     monkeypatch.setattr(programs, "ANSWER_S", 0.0)
-    with pytest.raises(EngineError, match=r"cannot be started: xllamacpp .*does not answer"):
-        choose(wanted)
+    chosen = choose(wanted)
+    assert chosen.program.name == "xllamacpp"
+    assert chosen.note.startswith(
+        "xllamacpp did not answer in time, so the model runs on the CPU: try again, or"
+    )
+    assert "not usable" not in chosen.note
+
+
+@pytest.mark.usefixtures("_with_gpu", "_without_wheel")
+def test_the_problem_of_another_engine_is_not_that_of_the_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(folder.iterdir()) == []
+    problem = "MLX itself is missing: pip install mlx"
+    broken = Installation(program="mlx", origin="PATH", path="", problem=problem)
+    first, second = engine_named("llama.cpp"), engine_named("mlx")
+    monkeypatch.setattr(type(second), "installations", lambda *_: (broken,))
+    monkeypatch.setattr(programs, "_engines_for", lambda *_: (first, second))
+    session = Session(reach=Reach(network=False))
+    with pytest.raises(MissingExtraError) as caught:
+        choose_program("run", "qwen3-8b", session, engine=None, wanted=None)
+    assert str(caught.value).startswith("llama.cpp is not installed: pip install")
+    assert str(caught.value).endswith(f". mlx was found, but {problem}")
 
 
 @pytest.mark.usefixtures("_without_gpu")

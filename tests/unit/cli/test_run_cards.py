@@ -167,3 +167,23 @@ def test_a_machine_whose_cards_are_not_listed_runs_on_the_cpu(start: Start) -> N
     started = start(("RTX 4090",), (f"ROCm0: {IN_PROCESSOR}",))
     assert started.backend == "cpu"
     assert "none" in started.words  # -dev none
+
+
+def test_a_backend_that_the_program_lacks_is_refused(
+    start: Start, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(("RTX 4090",), ("Vulkan0: NVIDIA GeForce RTX 4090",))
+    record = tmp_path / "record.json"
+    record.unlink()
+    words = ("run", str(model), "-p", "a", "--with", "llama-server", "--backend", "cuda")
+    assert main(words) == 2
+    message = "this llama-server has no CUDA, only Vulkan: leave out --backend"
+    assert message in capsys.readouterr().err
+    assert not record.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["AMD Ryzen 9 7950X (RADV RAPHAEL_MENDOCINO)", "Intel(R) Graphics"]
+)
+def test_a_card_is_not_planned_as_that_of_another_vendor(start: Start, name: str) -> None:
+    assert start(("RTX 4090",), (f"Vulkan0: {name}",)).backend == "cpu"

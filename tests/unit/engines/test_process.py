@@ -14,12 +14,12 @@ import psutil
 import pytest
 from tests.patience import PATIENCE_S, wait_until
 
+from edgekit.engines.discovery import signal_name
 from edgekit.engines.process import (
     ChildProcess,
     family_resident_bytes,
     resident_of,
 )
-from edgekit.engines.program import signal_name
 from edgekit.errors import EngineError
 
 ECHO = """

@@ -229,6 +229,11 @@ def cards_by_backend(installation: Installation) -> dict[Backend, dict[int, str]
     return listed
 
 
+def name_of(backend: Backend) -> str:
+    """The backend as programs name it: "ROCm" for hip."""
+    return next((item.name for item in _BACKENDS if item.rules is backend), backend.value)
+
+
 def _rank(devices: Iterable[str]) -> int:
     """The place of the fastest backend of these devices in the table."""
     used = {_backend_of(device) for device in devices}
@@ -261,7 +266,7 @@ def _wheel(timeout_s: float) -> Iterator[Installation]:
         return
     version = xllamacpp_version()
     spec = find_spec(XLLAMACPP_NAME)
-    library, devices, problem = _ask_wheel(timeout_s)
+    library, devices, problem, timed_out = _ask_wheel(timeout_s)
     yield Installation(
         program=XLLAMACPP_NAME,
         origin="Python package",
@@ -272,11 +277,12 @@ def _wheel(timeout_s: float) -> Iterator[Installation]:
         devices=devices,
         rules_version=version_name(*wheel_version(version)),
         problem=problem,
+        timed_out=timed_out,
     )
 
 
-def _ask_wheel(timeout_s: float) -> tuple[str, tuple[str, ...], str]:
-    """The version of the wheel's llama.cpp, its GPUs, and why they are unknown."""
+def _ask_wheel(timeout_s: float) -> tuple[str, tuple[str, ...], str, bool]:
+    """The version of the wheel's llama.cpp, its GPUs, why they are unknown, and whether it only took too long."""
     log: deque[str] = deque(maxlen=_LAST_LINES)
     try:
         child = start_child(
@@ -286,7 +292,7 @@ def _ask_wheel(timeout_s: float) -> tuple[str, tuple[str, ...], str]:
             on_line=log.append,
         )
     except EngineError as error:
-        return "", (), str(error)
+        return "", (), str(error), False
     deadline = time.monotonic() + timeout_s
     try:
         message = child.message(timeout_s)
@@ -296,15 +302,15 @@ def _ask_wheel(timeout_s: float) -> tuple[str, tuple[str, ...], str]:
     finally:
         child.close(1.0)
     if message is None:
-        return "", (), f"it does not answer within {timeout_s:g} s"
+        return "", (), f"it does not answer within {timeout_s:g} s", True
     if not message:
-        return "", (), f"it does not start: {one_line(' '.join(log), _NAME_CHARS)}"
+        return "", (), f"it does not start: {one_line(' '.join(log), _NAME_CHARS)}", False
     devices = tuple(
         f"{name}: {one_line(description, _NAME_CHARS)}"
         for name, description in message["devices"][:_MAX_DEVICES]
         if _backend_of(name) is not None
     )
-    return message["version"] or "", devices, ""
+    return message["version"] or "", devices, "", False
 
 
 def _ollama(here: Surroundings, timeout_s: float) -> Iterator[Installation]:

@@ -8,16 +8,19 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgekit.engines.discovery import FoundProgram, find_programs
 from edgekit.engines.llamacpp.types import SERVER, WHEEL, installed_version, read_version
-from edgekit.engines.program import Installation
 from edgekit.errors import UsageError
 from edgekit.machine.probes import detect
 from edgekit.machine.surroundings import Surroundings, bytes_of
 from edgekit.machine.types import System
 from edgekit.sources.folders import cache_root
 from edgekit.sources.local import replacing
+
+if TYPE_CHECKING:  # only to name a type: `check` imports this module
+    from edgekit.engines.program import Installation
 
 _FILE = "llama_cpp_version.json"
 _FAILED_S = 3600.0  # a program that hangs is not waited for by every command

@@ -35,7 +35,9 @@ from edgekit.engines.mlx.quantization import (
     read_quantize,
 )
 from edgekit.engines.mlx.setups import DEFAULT_PREFILL_STEP, MlxSetup
+from edgekit.engines.protocol import Offload
 from edgekit.index.repositories import Form, repository_at
+from edgekit.machine.types import System
 from edgekit.sources.reference import HubModel
 from edgekit.sources.types import Origin
 
@@ -52,6 +54,12 @@ _QUANTISED_CACHE = (
 # The cache quantisations that LM Studio has.
 _LM_STUDIO_BITS = frozenset({8, 6, 4, 3, 2})
 _LM_STUDIO_GROUPS = frozenset({32, 64, 128})
+
+
+def offload(verdict: Verdict) -> Offload:
+    """Nothing on a Mac; on Linux the model runs on the CPU, which counts as the device there."""
+    is_cpu = bool(verdict.way.cards) and verdict.machine.system is System.LINUX
+    return Offload(place="on the CPU" if is_cpu else "")
 
 
 def commands(startup: Startup) -> Iterator[Command]:

@@ -102,7 +102,7 @@ class MlxProgram(EngineProgram):
         window = verdict.load.context_tokens or 0
         return RequestLimits(rules=request_rules(window_tokens=window), window_tokens=window)
 
-    def with_limits(self, verdict: Verdict) -> Setup:
+    def with_limits(self, verdict: Verdict, _installation: Installation) -> Setup:
         """What grows after the start is limited by the server's flags, not by the setup."""
         setup = MlxSetup.of(verdict.way.setup)
         if setup.max_kv_size is not None:

@@ -85,7 +85,7 @@ class VllmProgram(EngineProgram):
         rules = request_rules(window_tokens=window, reads_images=False)
         return RequestLimits(rules=rules, window_tokens=window)
 
-    def with_limits(self, verdict: Verdict) -> VllmSetup:
+    def with_limits(self, verdict: Verdict, _installation: Installation) -> VllmSetup:
         """Nothing grows after the start: the pool is allocated as a whole."""
         return VllmSetup.of(verdict.way.setup)
 

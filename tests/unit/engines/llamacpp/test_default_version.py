@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -229,3 +231,12 @@ def test_damaged_stored_answer_is_ignored(path: Path, text: str) -> None:
     file.parent.mkdir(parents=True)
     file.write_text(text, encoding="latin-1")
     assert default_version().rules == 9294
+
+
+def test_the_stored_version_is_read_without_what_starts_engines() -> None:
+    code = (
+        "import sys, edgekit.engines.llamacpp.stored_version as _\n"
+        "print({'edgekit.engines.program', 'concurrent.futures.thread'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -33,6 +33,7 @@ from edgekit.engines.program import (
 )
 from edgekit.errors import ContextTooLargeError, EngineError, UsageError
 from edgekit.model import open_model
+from edgekit.report.check import headline
 from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
 
@@ -59,7 +60,7 @@ def start_of(folder: Path, **changes: Any) -> EngineStart:
         "weights": LocalWeights(model=folder),
         "label": "small",
         "verdict": judged.check.result,
-        "setup": PROGRAM.with_limits(judged.check.result),
+        "setup": PROGRAM.with_limits(judged.check.result, found),
         "values": {},
         "purpose": Purpose.TEXT,
         "address": Address(),
@@ -225,3 +226,8 @@ def test_options_that_it_does_not_have(options: RunOptions) -> None:
 def test_quantising_is_not_its_work(folder: Path) -> None:
     with pytest.raises(UsageError, match="as they are stored"):
         start_of(folder, flags={"quantize": "q4"})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="on a Mac it runs on the GPU")
+def test_on_linux_the_headline_names_the_cpu(folder: Path) -> None:
+    assert headline(start_of(folder).verdict).startswith("Runs on the CPU: ")

@@ -68,14 +68,13 @@ def figures(verdict: Verdict) -> list[str]:
 
 
 def start_of(folder: Path, verdict: Verdict, program: Path, **changes: Any) -> EngineStart:
+    installation = Installation(program="vllm", origin="PATH", path=str(program), version="0.32.0")
     given: dict[str, Any] = {
-        "installation": Installation(
-            program="vllm", origin="PATH", path=str(program), version="0.32.0"
-        ),
+        "installation": installation,
         "weights": LocalWeights(model=folder),
         "label": "small",
         "verdict": verdict,
-        "setup": PROGRAM.with_limits(verdict),
+        "setup": PROGRAM.with_limits(verdict, installation),
         "values": {},
         "purpose": Purpose.TEXT,
         "address": Address(api_key="a secret"),

@@ -8,13 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from edgekit.bill.types import Placement
-from edgekit.engines.llamacpp.installed import cards_by_backend
+from edgekit.bill.types import Placement, Verdict
+from edgekit.engines.llamacpp.installed import cards_by_backend, name_of
 from edgekit.engines.llamacpp.placements import VENDORS_OF, devices
 from edgekit.engines.llamacpp.run.binding import VISIBLE
-from edgekit.engines.llamacpp.types import Backend
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup
 from edgekit.engines.program import Installation
-from edgekit.machine.types import Device, Machine
+from edgekit.machine.types import Device, Machine, Vendor
+
+# Words in the name of a GPU that state its vendor.
+_VENDOR_WORDS = {
+    Vendor.NVIDIA: frozenset({"nvidia", "geforce"}),
+    Vendor.AMD: frozenset({"amd", "radeon", "radv"}),
+    Vendor.INTEL: frozenset({"intel", "arc"}),
+}
 
 
 def usable_machine(machine: Machine, installation: Installation) -> Machine:
@@ -27,6 +34,17 @@ def usable_machine(machine: Machine, installation: Installation) -> Machine:
         numbers = _numbers(machine.devices, backend, names)
         cards = cards or tuple(replace(card, backend=backend.value) for card in numbers)
     return replace(machine, devices=cards)
+
+
+def backend_problem(verdict: Verdict, installation: Installation) -> str:
+    """Why the program cannot follow the plan: it lists GPUs, but none through the backend of --backend. "": it can."""
+    listed, backend = cards_by_backend(installation), LlamaCppSetup.of(verdict.way.setup).backend
+    if not listed or backend is Backend.CPU or backend in listed or not verdict.machine.devices:
+        return ""
+    others = " and ".join(map(name_of, listed))
+    return (
+        f"this {installation.program} has no {name_of(backend)}, only {others}: leave out --backend"
+    )
 
 
 def visible_cards(
@@ -62,7 +80,7 @@ def _numbers(
     """The cards that are listed under these names, each with its number: those with the most words in common."""
     suitable = [card for card in cards if card.vendor in VENDORS_OF[backend]]
     pairs = sorted(
-        product(suitable, names),
+        (pair for pair in product(suitable, names) if _may_be(pair[0], names[pair[1]])),
         key=lambda pair: -len(_words(pair[0].name) & _words(names[pair[1]])),
     )
     numbers: dict[Device, int] = {}
@@ -70,6 +88,13 @@ def _numbers(
         if card not in numbers and number not in numbers.values():
             numbers[card] = number
     return {card: numbers[card] for card in suitable if card in numbers}
+
+
+def _may_be(card: Device, name: str) -> bool:
+    """Whether a card may be listed under this name: it does not state another vendor."""
+    words = _words(name)
+    stated = {vendor for vendor, known in _VENDOR_WORDS.items() if known & words}
+    return not stated or card.vendor in {*stated, Vendor.OTHER}
 
 
 def _words(name: str) -> frozenset[str]:

@@ -35,6 +35,7 @@ from edgekit.engines.openai_client import OpenAiClient, encoded_image
 from edgekit.engines.ports import connectable, free_port, in_address
 from edgekit.engines.process import (
     GRACE_S,
+    ON_REQUEST,
     ChildProcess,
     ServerLaunch,
     ServerProcess,
@@ -166,7 +167,7 @@ class OllamaProgram(EngineProgram):
         )
         return RequestLimits(rules=rules, window_tokens=window_tokens)
 
-    def with_limits(self, verdict: Verdict) -> LlamaCppSetup:
+    def with_limits(self, verdict: Verdict, _installation: Installation) -> LlamaCppSetup:
         for problem in plan_problems(verdict):
             raise UsageError(f"{problem}; use --with llama-server")
         return limited(verdict)
@@ -229,9 +230,13 @@ class OllamaProcess(ServerProcess):
     client: OllamaClient
 
     def stop(self, why: str = "", *, grace_s: float = GRACE_S) -> Ended:
-        """Deletes the model that was made for it, and asks it to end."""
-        if self.poll() is None and self.client.model:
-            with suppress(EngineError):  # the next start deletes it
+        """Deletes the model that was made for it, and asks it to end.
+
+        If it must end at once, as when memory runs out, a later start deletes the model.
+        """
+        is_ordinary = why in {"", ON_REQUEST}
+        if is_ordinary and self.poll() is None and self.client.model:
+            with suppress(EngineError):  # a later start deletes it
                 self.client.delete(self.client.model, timeout_s=_DELETE_S)
         return super().stop(why, grace_s=grace_s)
 

@@ -25,7 +25,7 @@ from edgekit.engines.llamacpp.run.binding import (
     xllamacpp_version,
 )
 from edgekit.engines.llamacpp.run.calibrate import measure
-from edgekit.engines.llamacpp.run.cards import usable_machine, visible_cards
+from edgekit.engines.llamacpp.run.cards import backend_problem, usable_machine, visible_cards
 from edgekit.engines.llamacpp.run.engine import start
 from edgekit.engines.llamacpp.run.engine_log import LoggedAllocations
 from edgekit.engines.llamacpp.run.generated import generated_files
@@ -58,7 +58,7 @@ from edgekit.engines.program import (
     Verification,
 )
 from edgekit.engines.request_rules import RequestLimits
-from edgekit.errors import EngineError, TextError
+from edgekit.errors import EngineError, TextError, UsageError
 from edgekit.machine.types import Machine, PoolKind
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
@@ -115,7 +115,9 @@ class LlamaCppProgram(EngineProgram):
         )
         return RequestLimits(rules=rules, window_tokens=facts.n_ctx_seq)
 
-    def with_limits(self, verdict: Verdict) -> LlamaCppSetup:
+    def with_limits(self, verdict: Verdict, installation: Installation) -> LlamaCppSetup:
+        if problem := backend_problem(verdict, installation):
+            raise UsageError(problem)
         return limited(verdict)
 
     def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> LlamaCppStarter:

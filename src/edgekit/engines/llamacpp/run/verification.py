@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
+from edgekit.engines.discovery import signal_name
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.run.binding import (
     COMPARED,
@@ -47,7 +48,6 @@ from edgekit.engines.program import (
     ReportedSpeed,
     Resident,
     Verification,
-    signal_name,
 )
 from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
 from edgekit.formats import read_header

@@ -74,7 +74,7 @@ def start_of(model: Path, program: Installation, **changes: Any) -> EngineStart:
         "weights": LocalWeights(model=model),
         "label": "org/Small:Q8",
         "verdict": judged.check.result,
-        "setup": PROGRAM.with_limits(judged.check.result),
+        "setup": PROGRAM.with_limits(judged.check.result, program),
         "values": request.values("llama.cpp"),
         "purpose": Purpose.TEXT,
         "address": Address(),
@@ -220,6 +220,16 @@ def test_its_model_is_deleted_at_the_end(
             running.server.stop("stopped on request")
     assert made_models(tmp_path) == []
     assert records() == []
+
+
+def test_its_model_is_not_deleted_first_if_it_must_end_at_once(
+    model: Path, program: Installation, tmp_path: Path
+) -> None:
+    with PROGRAM.open(model, ExitStack(), None).start(start_of(model, program)) as running:
+        assert running.server is not None
+        running.server.stop("the memory of this machine runs out")
+    assert made_models(tmp_path) == [running.model]
+    assert [path.stem for path in records()] == [running.model]
 
 
 def test_models_of_the_same_name_do_not_collide(model: Path, program: Installation) -> None:
