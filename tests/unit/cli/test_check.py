@@ -418,6 +418,13 @@ def test_estimate_of_the_printed_command_is_the_same(
         assert any("mlx_lm.convert --hf-path" in note and "-q --q-bits 6 --q-group-size 64 --mlx-path" in note for note in answer["notes"])  # fmt: skip
         assert flags[:2] == ["--prompt", "-"]
         flags = [*flags[2:], "-c", str(answer["context_tokens"]), "--quantize", "q6"]
+    if program == "mlx_lm.server":  # nor for the quantisation, and some that estimate has not
+        assert flags[:6:2] == [
+            "--decode-concurrency",
+            "--prompt-concurrency",
+            "--prompt-cache-bytes",
+        ]
+        flags = [*flags[6:], "-c", str(answer["context_tokens"]), "--quantize", "q6"]
     if "mix" in answer["flags"]:  # of a file that is still to be converted
         assert rest[1].endswith(f"-{answer['flags']['mix']}.gguf")
         flags += ["--mix", answer["flags"]["mix"]]

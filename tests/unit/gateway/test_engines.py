@@ -68,7 +68,10 @@ def told(guard: Any) -> tuple[str, str]:
 
 
 def test_log_of_an_engine_that_died_is_for_the_terminal_only() -> None:
-    assert told(Dead()) == ("it exited (code 1)", "it exited (code 1); last output: 12:00 a\nsecret")
+    assert told(Dead()) == (
+        "it exited (code 1)",
+        "it exited (code 1); last output: 12:00 a\nsecret",
+    )
     guard = Dead()
     guard.reason = "memory ran out"
     assert told(guard) == ("memory ran out", "memory ran out")
@@ -77,7 +80,7 @@ def test_log_of_an_engine_that_died_is_for_the_terminal_only() -> None:
 def test_log_of_an_engine_that_did_not_start_is_for_the_terminal_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    text = "it exited (code 1); last output: 12:00 a\nsecret"
+    text = "it exited (code 1): 12:00 a\nsecret"
 
     def serve(_judged: object, _weights: object, _at: object, begun: Any) -> None:
         begun(Dead())
