@@ -26,7 +26,7 @@ from edgekit.cli.launch import (
 from edgekit.cli.serve_several import serve_several
 from edgekit.engines.backoff import STEADY_S, Backoff
 from edgekit.engines.ports import LARGEST_PORT, check_port, is_loopback
-from edgekit.engines.process import ending_in_order, family_resident_bytes
+from edgekit.engines.process import ON_REQUEST, ending_in_order, family_resident_bytes
 from edgekit.engines.program import Address, LocalWeights, RunningEngine, Server, why_ended
 from edgekit.errors import (
     EdgekitError,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from edgekit.gateway.server import GatewayServer
     from edgekit.gateway.types import GatewaySettings
 
-_RESTART = re.compile(r"(no)|on-failure(?::(\d{1,6}))?")
+_RESTART = re.compile(r"(no)|on-failure(?::([1-9]\d{0,5}))?")
 
 
 def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -260,7 +260,7 @@ class _Serving:
             except (KeyboardInterrupt, SystemExit) as stop:
                 self.notices.say("stopping")
                 self.front.gone("the server is stopping")
-                ended = server.stop("stopped on request")
+                ended = server.stop(ON_REQUEST)
                 if self.as_json:
                     print_event(ended_json(ended))
                 return "", stop_code(stop)

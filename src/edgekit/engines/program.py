@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -229,7 +230,7 @@ class EngineRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineProgram:
+class EngineProgram(ABC):
     """Starts one engine, by one of the programs that run it. Base class: a program has what differs."""
 
     name: str  # as --with takes it
@@ -256,13 +257,13 @@ class EngineProgram:
         """
         return None
 
+    @abstractmethod
     def flags_for(self, options: RunOptions, installation: Installation, /) -> dict[str, Any]:
         """The engine's flags that follow from these options and from the installation."""
-        raise NotImplementedError
 
+    @abstractmethod
     def request_limits(self, verdict: Verdict, weights: LocalWeights, /) -> RequestLimits:
         """What requests to its server must keep to, so that it stays inside the bill."""
-        raise NotImplementedError
 
     def with_limits(self, verdict: Verdict, _installation: Installation, /) -> Setup:
         """The setup of the verdict, with limits so that memory that grows after the start fits in the free RAM.
@@ -271,9 +272,9 @@ class EngineProgram:
         """
         return verdict.way.setup
 
+    @abstractmethod
     def open(self, path: Path, held: ExitStack, budget_bytes: int | None, /) -> Starter:
         """Opens a model file, which `held` closes. Raises MissingExtraError if the engine is not installed."""
-        raise NotImplementedError
 
     def verifier(
         self,

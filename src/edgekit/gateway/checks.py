@@ -346,15 +346,22 @@ def _pairs(value: object) -> Iterator[tuple[str, Any]]:
                     level.append((inner, not has_names and key in _NAMED))
 
 
-def _references(value: object) -> Iterator[object]:
+def _values(value: object) -> Iterator[object]:
+    """A value and all values inside it."""
     level = [value]
     while level:
         item = level.pop()
+        yield item
         if isinstance(item, dict):
-            yield from (item[key] for key in item if key.endswith(("$ref", "Ref")))
             level += item.values()
         elif isinstance(item, list):
             level += item
+
+
+def _references(value: object) -> Iterator[object]:
+    for item in _values(value):
+        if isinstance(item, dict):
+            yield from (item[key] for key in item if key.endswith(("$ref", "Ref")))
 
 
 def _is_plain_reference(reference: object) -> bool:
@@ -378,14 +385,7 @@ def _is_unset(value: object) -> bool:
 
 
 def _has_object(value: object) -> bool:
-    level = [value]
-    while level:
-        item = level.pop()
-        if isinstance(item, dict):
-            return True
-        if isinstance(item, list):
-            level += item
-    return False
+    return any(isinstance(item, dict) for item in _values(value))
 
 
 def _has_text(value: object) -> bool:
@@ -401,16 +401,11 @@ def _has_text(value: object) -> bool:
 
 def _texts(value: object) -> Iterator[str]:
     """All texts in a value, and the keys of its objects."""
-    level = [value]
-    while level:
-        item = level.pop()
+    for item in _values(value):
         if isinstance(item, str):
             yield item
         elif isinstance(item, dict):
             yield from item
-            level += item.values()
-        elif isinstance(item, list):
-            level += item
 
 
 def _text_bytes(value: object) -> int:

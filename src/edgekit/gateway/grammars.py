@@ -59,7 +59,7 @@ def gbnf_size(text: str) -> int:
     if "\r" in text or "\0" in text:  # engines disagree whether a line, or the text, ends here
         raise GrammarError("it has a carriage return or a null character")
     tokens = _tokens(_GBNF_TOKEN, text)
-    starts = [index - 1 for index, token in enumerate(tokens) if token == "::="]  # noqa: S105
+    starts = [index - 1 for index, symbol in enumerate(tokens) if symbol == "::="]
     if tokens and starts[:1] != [0]:
         raise GrammarError("it does not begin with a rule")
     bodies: dict[str, Sequence[str]] = {}
@@ -77,13 +77,11 @@ def gbnf_size(text: str) -> int:
             raise GrammarError(f"no rule {name[:40]!r}")
         return bodies[name]
 
-    def beginning_of(name: str, depth: int, is_first: bool) -> _Piece:  # noqa: FBT001
+    def beginning_of(name: str, depth: int) -> _Piece:
         """Only what it starts with is right."""
-        if not is_first:
-            return _UNKNOWN
         if name not in beginnings:
             beginnings[name] = _UNKNOWN  # a rule that begins with itself, which engines refuse
-            beginnings[name] = _Reader(body(name), depth, beginning_of).whole()
+            beginnings[name] = _Reader(body(name), depth, beginning_of, only_first=True).whole()
         return beginnings[name]
 
     def open_rules(name: str) -> frozenset[str]:
@@ -95,10 +93,10 @@ def gbnf_size(text: str) -> int:
         pieces[name] = replace(piece, refers_to=found)
         return found
 
-    def piece_of(name: str, depth: int, _is_first: bool) -> _Piece:  # noqa: FBT001
+    def piece_of(name: str, depth: int) -> _Piece:
         calls = frozenset({name})
         if name in unfinished:
-            starts = beginning_of(name, depth, True).starts
+            starts = beginning_of(name, depth).starts
             return _Piece(1, False, starts, refers_to=calls, calls=calls, is_mixed=name in mixed)
         if name not in pieces:
             unfinished.add(name)
@@ -112,7 +110,7 @@ def gbnf_size(text: str) -> int:
     mixed: set[str] = set()
     for _ in range(2):  # only the first time shows which rules are mixed in the end
         pieces.clear()
-        size = max((piece_of(name, 0, True).size for name in bodies), default=0)
+        size = max((piece_of(name, 0).size for name in bodies), default=0)
         mixed = {name for name, piece in pieces.items() if piece.is_mixed}
         if not mixed:
             break
@@ -139,12 +137,18 @@ class _Reader:
     """Reads the right side of one rule, or a regular expression, from its tokens."""
 
     def __init__(
-        self, tokens: Sequence[str], depth: int, rule: Callable[[str, int, bool], _Piece] | None
+        self,
+        tokens: Sequence[str],
+        depth: int,
+        rule: Callable[[str, int], _Piece] | None,
+        *,
+        only_first: bool = False,
     ) -> None:
-        """`rule` gives the piece of a name, at this depth, and whether the text may begin with it; None: names are
-        plain characters.
+        """`rule` gives the piece of a name, at this depth; None: names are plain characters. `only_first`: only names
+        that the text may begin with are looked up.
         """
         self._tokens, self._next, self._depth, self._rule = tokens, 0, depth, rule
+        self._only_first = only_first
 
     def whole(self) -> _Piece:
         piece = self._alternatives(is_first=True)
@@ -200,9 +204,9 @@ class _Reader:
         )
 
     def _element(self, *, is_first: bool) -> _Piece:
-        token = self._tokens[self._next]
+        symbol = self._tokens[self._next]
         self._next += 1
-        if token == "(" or token[:2] == "(?":  # noqa: S105
+        if symbol == "(" or symbol[:2] == "(?":
             piece = self._alternatives(is_first=is_first)
             if self._peek() != ")":
                 raise GrammarError("a bracket is not closed")
@@ -210,18 +214,18 @@ class _Reader:
             return piece
         if self._rule is None:
             return _UNKNOWN  # a regular expression is not recursive
-        if token == '""':  # noqa: S105
+        if symbol == '""':
             return _EMPTY
-        if _NAME.fullmatch(token):
-            return self._rule(token, self._depth, is_first)
-        return _Piece(1, is_empty=False, starts=_terminal_starts(token))
+        if _NAME.fullmatch(symbol):
+            return self._rule(symbol, self._depth) if is_first or not self._only_first else _UNKNOWN
+        return _Piece(1, is_empty=False, starts=_terminal_starts(symbol))
 
     def _repeated(self, piece: _Piece) -> _Piece:
         """The piece with the repetitions that follow it."""
         while (bounds := _bounds(self._peek())) is not None:
-            token, (least, most) = self._tokens[self._next], bounds
+            symbol, (least, most) = self._tokens[self._next], bounds
             self._next += 1
-            copies = max(most, 1) + (token != "?")  # noqa: S105
+            copies = max(most, 1) + (symbol != "?")
             size, is_empty = min(piece.size * copies, MAX_SIZE), piece.is_empty or least == 0
             piece = replace(piece, size=size, is_empty=is_empty)
         return piece
@@ -230,12 +234,12 @@ class _Reader:
         return self._tokens[self._next] if self._next < len(self._tokens) else ""
 
 
-def _bounds(token: str) -> tuple[int, int] | None:
+def _bounds(symbol: str) -> tuple[int, int] | None:
     """The least and the largest number of repetitions; the same if there is no largest. None: it is something else."""
-    if token in {"?", "*", "+"}:
-        return int(token == "+"), 1  # noqa: S105
-    numbers = token[1:-1].split(",")
-    if token[:1] != "{" or token == "{" or len(numbers) > 2:  # noqa: S105
+    if symbol in {"?", "*", "+"}:
+        return int(symbol == "+"), 1
+    numbers = symbol[1:-1].split(",")
+    if symbol[:1] != "{" or symbol == "{" or len(numbers) > 2:
         return None
     found = [_INTEGER.match(number) for number in numbers]
     if any(match is None and number for match, number in zip(found, numbers, strict=True)):
@@ -245,7 +249,7 @@ def _bounds(token: str) -> tuple[int, int] | None:
 
 
 def _check_choice(pieces: Sequence[_Piece]) -> None:
-    """GrammarError if the number of ways that are open can grow with each token.
+    """GrammarError if the number of ways that are open can grow with each symbol.
 
     Such are two recursive pieces that begin alike; and one that goes on with different rules, if another piece begins
     like it: which of them are still to come depends on every choice so far.
@@ -277,12 +281,12 @@ def _starts(pieces: Sequence[_Piece]) -> int:
     return starts
 
 
-def _terminal_starts(token: str) -> int:
+def _terminal_starts(symbol: str) -> int:
     """The characters that a text or a class in llama.cpp's notation begins with."""
-    inner = token[1:-1]
-    if token[0] not in '"[' or "\\" in (inner if token[0] == "[" else inner[:1]):
+    inner = symbol[1:-1]
+    if symbol[0] not in '"[' or "\\" in (inner if symbol[0] == "[" else inner[:1]):
         return _ANY_START
-    if token[0] == '"':
+    if symbol[0] == '"':
         return _bit(inner[0])
     is_negated, starts, place = inner[:1] == "^", 0, int(inner[:1] == "^")
     while place < len(inner):

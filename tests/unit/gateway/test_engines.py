@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -97,5 +98,4 @@ def test_log_of_an_engine_that_did_not_start_is_for_the_terminal_only(
 
 
 class _Judged:
-    class chosen:  # noqa: N801
-        program = None
+    chosen = SimpleNamespace(program=None)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 from hypothesis import given
@@ -148,7 +148,7 @@ class World:
         if number == len(self.engines) and not asked:  # a check
             if error is not None:
                 raise error
-            return result  # type: ignore[return-value] # None
+            return cast("Result", result)
         job = asyncio.get_running_loop().create_future()
         self.jobs.append(job)
         await job
@@ -160,7 +160,7 @@ class World:
             raise error
         for engine in self.engines[number:]:
             engine.is_ready = True
-        return result  # type: ignore[return-value] # None is what `stop` returns
+        return cast("Result", result)  # None is what `stop` returns
 
     def request(self, name: str) -> Request:
         request = Request(name)
