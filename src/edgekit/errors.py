@@ -240,6 +240,11 @@ class PredictionError(EdgekitError):
 class EngineError(EdgekitError):
     """The real engine did not start, or crashed."""
 
+    def __init__(self, reason: str, *, log: str = "") -> None:
+        """`log`: the end of the engine's log, which is not for clients of its server."""
+        super().__init__(f"{reason}: {log}" if log else reason)
+        self.reason = reason
+
 
 class RequestRefusedError(EngineError):
     pass

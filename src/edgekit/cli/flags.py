@@ -294,5 +294,8 @@ def read_integer(
 
 
 def read_host(text: str) -> str:
-    """The host without the brackets that an IPv6 address has in a URL."""
+    """The host without the brackets that an IPv6 address has in a URL. Raises UsageError for a host with a port."""
+    host, colon, port = text.rpartition(":")
+    if colon and port.isdecimal() and (":" not in host or host.endswith("]")):
+        raise UsageError(f"--host {text} has a port: write --host {host} --port {port}")
     return text[1:-1] if text.startswith("[") and text.endswith("]") else text

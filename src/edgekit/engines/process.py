@@ -561,8 +561,11 @@ def watched(process: ServerProcess, *, warn: Callable[[str], None]) -> Iterator[
             ended = process.wait(_EXIT_DELAY_S)
             if ended is None:
                 raise
-            kind = MemoryPressureError if watch.starved else EngineError
-            raise kind(watch.reason or f"{ended.why}: {ended.last_words}") from error
+            if watch.starved:
+                raise MemoryPressureError(watch.reason or ended.why) from error
+            if watch.reason:
+                raise EngineError(watch.reason) from error
+            raise EngineError(ended.why, log=ended.last_words) from error
         finally:
             process.stop()
 
@@ -579,12 +582,11 @@ def _load(
         if (ended := process.poll()) is not None:
             if any(words in ended.last_words for words in _BIND_FAILED):
                 raise in_use(launch.host, launch.port)  # another program took the port
-            raise EngineError(f"{ended.why}: {ended.last_words or 'it printed nothing'}")
+            raise EngineError(ended.why, log=ended.last_words or "it printed nothing")
         if time.monotonic() > deadline:
             last = process.stop().last_words
-            raise EngineError(
-                f"{launch.program} did not start within {launch.timeout_s:g} s: {last or 'no output'}"
-            )
+            why = f"{launch.program} did not start within {launch.timeout_s:g} s"
+            raise EngineError(why, log=last or "no output")
         if time.monotonic() > next_message_s:
             next_message_s += _TELL_S
             progress.show(process.resident())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from edgekit.app import run
@@ -17,9 +17,9 @@ from edgekit.engines.program import (
     Server,
     why_ended,
 )
-from edgekit.errors import EdgekitError, NotFoundError
+from edgekit.errors import NotFoundError
 from edgekit.formats import open_header
-from edgekit.gateway.swap import Begun, LoadedModel, StartError
+from edgekit.gateway.swap import Begun, LoadedModel
 from edgekit.gateway.types import Upstream
 from edgekit.sources.types import Reach
 
@@ -42,17 +42,8 @@ def starter(judged: Judged, weights: LocalWeights, name: str) -> Callable[[Begun
 
     def start(begun: Begun) -> LoadedModel:
         at = engine_address(program, name)
-        processes: list[Server] = []
-
-        def begun_here(process: Server) -> None:
-            processes.append(process)
-            begun(process)
-
         with ExitStack() as stack:
-            try:
-                running = stack.enter_context(run.serve(judged, weights, at, begun_here))
-            except EdgekitError as error:
-                raise StartError(str(error), reason=_without_log(error, processes)) from error
+            running = stack.enter_context(run.serve(judged, weights, at, begun))
             server, guard = running.server, running.guard
             if server is None or guard is None:
                 raise TypeError("this engine does not serve")
@@ -62,16 +53,6 @@ def starter(judged: Judged, weights: LocalWeights, name: str) -> Callable[[Begun
             )
 
     return start
-
-
-def _without_log(error: EdgekitError, processes: Sequence[Server]) -> str:
-    """The message of a start that failed, without lines of the engine's log, which may be about other things."""
-    text = str(error)
-    for process in processes:
-        ended = process.poll()
-        if ended is not None and ended.last_words:
-            text = text.replace(f": {ended.last_words}", "").replace(ended.last_words, "")
-    return text
 
 
 def checker(weights: LocalWeights) -> Callable[[], None]:

@@ -56,14 +56,6 @@ class Stoppable(Protocol):
         """Ends it from any thread. Idempotent."""
 
 
-class StartError(EngineError):
-    """An engine did not start. The message has the end of its log; `reason`, for clients, does not."""
-
-    def __init__(self, message: str, *, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
 Begun = Callable[[Stoppable], None]
 
 
@@ -456,7 +448,7 @@ class SwappingModels:
     def _did_not_start(self, model: _Model, error: Exception) -> None:
         """`_advance` then refuses the requests that wait for it."""
         text = str(error) or type(error).__name__
-        self._failed(model, error.reason if isinstance(error, StartError) else text)
+        self._failed(model, error.reason if isinstance(error, EngineError) else text)
         _log.warning("%s did not start: %s", model.entry.name, one_line(text, _REASON_CHARS))
 
     def _failed(self, model: _Model, problem: str) -> None:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from tests.patience import PATIENCE_S
 from tests.runnable import write_chatting
 
-from edgekit.app import run
 from edgekit.engines.program import Ended, LocalWeights
-from edgekit.errors import EdgekitError, EngineError, NotFoundError
-from edgekit.gateway import engines
-from edgekit.gateway.engines import EngineHandle, checker, starter
-from edgekit.gateway.swap import StartError
+from edgekit.errors import EdgekitError, NotFoundError
+from edgekit.gateway.engines import EngineHandle, checker
 
 
 def test_files_that_can_be_read_pass(tmp_path: Path) -> None:
@@ -76,26 +72,3 @@ def test_log_of_an_engine_that_died_is_for_the_terminal_only() -> None:
     guard = Dead()
     guard.reason = "memory ran out"
     assert told(guard) == ("memory ran out", "memory ran out")
-
-
-def test_log_of_an_engine_that_did_not_start_is_for_the_terminal_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    text = "it exited (code 1): 12:00 a\nsecret"
-
-    def serve(_judged: object, _weights: object, _at: object, begun: Any) -> None:
-        begun(Dead())
-        raise EngineError(text)
-
-    monkeypatch.setattr(run, "serve", serve)
-    monkeypatch.setattr(engines, "engine_address", lambda _program, _name: None)
-    begun: list[object] = []
-    start = starter(cast("Any", _Judged()), LocalWeights(model=Path()), "a")
-    with pytest.raises(StartError) as caught:
-        start(begun.append)
-    assert (str(caught.value), caught.value.reason) == (text, "it exited (code 1)")
-    assert len(begun) == 1
-
-
-class _Judged:
-    chosen = SimpleNamespace(program=None)

@@ -28,7 +28,6 @@ from edgekit.gateway.swap import (
     Begun,
     LoadedModel,
     ModelEntry,
-    StartError,
     SwappingModels,
     in_thread,
 )
@@ -758,7 +757,7 @@ def test_log_of_an_engine_that_does_not_start_is_not_for_clients(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def start(_name: str, _begun: Begun) -> LoadedModel:
-        raise StartError("exited (code 1): 12:00 secret", reason="exited (code 1)")
+        raise EngineError("exited (code 1)", log="12:00 secret")
 
     with swapping(start) as models, gateway(models) as address:
         reply = ask(address, CHAT, {"model": "a"})

@@ -118,8 +118,9 @@ def test_start_with_a_missing_tensor_quotes_the_engine_and_leaves_no_process(
     before = engines()
     with pytest.raises(
         EngineError, match=r"exited \(code 1\): .*tensor 'blk.0.ffn_up.weight' not found"
-    ):
+    ) as caught:
         start(launch_of(broken))
+    assert caught.value.reason == "llama.cpp exited (code 1)"  # without the log
     assert engines() == before
 
 

@@ -94,7 +94,7 @@ def test_on_disk_leaves_no_file_after_an_error(temporary: Path, error: type[Base
     def fail() -> None:
         with on_disk([HollowFile(name="m", header=b"GGUF", size_bytes=10**9)]):
             assert list(temporary.iterdir())
-            raise error
+            raise error("the disk is full")
 
     with pytest.raises(error):
         fail()
