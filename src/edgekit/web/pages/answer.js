@@ -1,6 +1,6 @@
 // A fit and a check -> the answer first, then the bars, then every number in a table.
 
-import { bar, COMPONENTS, legend, occurring, sentence, verdict } from "./bar.js";
+import { bar, COMPONENTS, groupOf, legend, sentence, verdict } from "./bar.js";
 import { el } from "./dom.js";
 import { bytes, gib, tokens } from "./format.js";
 import { BARS, COMMON, MODEL } from "./texts.js";
@@ -50,7 +50,7 @@ export function headline(fit, check, isOfIt) {
 
 /** One bar for each memory, and what the colours mean. */
 export function bars(fit) {
-  return [...fit.bars.map((one) => bar(one)), legend(occurring(fit.bars))];
+  return [...fit.bars.map((one) => bar(one)), legend(fit.bars)];
 }
 
 /** Lines of a bill, one row for each component and memory. */
@@ -70,7 +70,6 @@ function rowsOf(lines) {
 }
 
 const ORDER = new Map(COMPONENTS.map((one, i) => [one.name, i]));
-const CLASSES = new Map(COMPONENTS.map((one) => [one.name, one.className]));
 
 function why(row) {
   const [first] = row.reasons;
@@ -109,7 +108,7 @@ function rowNode(row, nameOf) {
   return el(
     "tr",
     {},
-    el("th", { scope: "row" }, el("span", { class: `swatch ${CLASSES.get(row.component) ?? "c-other"}`, "aria-hidden": "true" }), ` ${BARS.components[row.component] ?? row.component}${row.part ? ` (${row.part})` : ""}`),
+    el("th", { scope: "row" }, el("span", { class: `swatch c-${groupOf(row.component)}`, "aria-hidden": "true" }), ` ${BARS.components[row.component] ?? row.component}${row.part ? ` (${row.part})` : ""}`),
     el("td", { text: nameOf(row.pool) }),
     el("td", { class: "number" }, size(row.bytes), el("small", { class: "exact", text: tokens(row.bytes) })),
     el("td", { text: knownWords(row.basis, row.within || null) }),

@@ -1,25 +1,26 @@
-// A memory and what lies in it as a stacked bar; verdicts as words with a shape.
+// A memory and what it holds as a bar; verdicts as a word with a shape.
 
 import { el, svg } from "./dom.js";
 import { verdictWord, verdictWords } from "./engines.js";
-import { BARS } from "./texts.js";
+import { gib } from "./format.js";
+import { BARS, PLACES } from "./texts.js";
 
-/** In the order of the API; className names colour and pattern. */
+/** The components of a memory breakdown in the API's order, each with the colour group it is drawn in. */
 export const COMPONENTS = [
-  { name: "weights", className: "c-weights" },
-  { name: "kv cache", className: "c-kv" },
-  { name: "sliding kv cache", className: "c-sliding" },
-  { name: "recurrent state", className: "c-state" },
-  { name: "output", className: "c-output" },
-  { name: "compute", className: "c-compute" },
-  { name: "runtime", className: "c-runtime" },
-  { name: "prompt cache", className: "c-prompt" },
-  { name: "checkpoints", className: "c-checkpoints" },
+  { name: "weights", group: "weights" },
+  { name: "kv cache", group: "cache" },
+  { name: "sliding kv cache", group: "cache" },
+  { name: "recurrent state", group: "cache" },
+  { name: "output", group: "working" },
+  { name: "compute", group: "working" },
+  { name: "runtime", group: "working" },
+  { name: "prompt cache", group: "cache" },
+  { name: "checkpoints", group: "cache" },
 ];
-const BY_NAME = new Map(COMPONENTS.map((one) => [one.name, one]));
-BY_NAME.set("usable", { className: "c-usable" }); // of a memory that holds nothing yet
-/** What the hatching, the grey and the line of a bar mean. */
-const MARKS = [["reserve", BARS.reserve], ["others", BARS.inUse], ["limit", BARS.limit]];
+const GROUP_OF = new Map(COMPONENTS.map(({ name, group }) => [name, group]));
+const GROUPS = ["weights", "cache", "working"];
+
+export const groupOf = (component) => GROUP_OF.get(component) ?? "working";
 
 const SHAPE_OF = { passed: "circle-check", warning: "triangle", failed: "square-cross", refused: "diamond" };
 
@@ -30,53 +31,66 @@ const SHAPES = {
   diamond: ["M8 .8L15.2 8 8 15.2.8 8z", "M4.8 8h6.4"],
 };
 
-const labelOf = (name) => BARS.components[name] ?? name;
-const classOf = (name) => BY_NAME.get(name)?.className ?? "c-other";
 const share = (part, whole) => `${whole > 0 ? (100 * part) / whole : 0}%`;
 
-/** A badge: shape and words; colour only repeats them. */
-export function verdict(status, engine) {
+/** A badge: a shape and a word; `runsOn` ("GPU", "GPU + CPU", "CPU") says where a model that fits runs. */
+export function verdict(status, engine, runsOn) {
   const [outline, sign] = SHAPES[SHAPE_OF[status] ?? "diamond"];
   const picture = svg(
     "svg",
-    { viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true" },
+    { viewBox: "0 0 16 16", width: 14, height: 14, "aria-hidden": "true" },
     svg("path", { d: outline, class: "shape" }),
     svg("path", { d: sign, class: "sign" }),
   );
-  return el("span", { class: `verdict verdict-${status}` }, picture, el("span", { text: verdictWord(status, engine) }));
+  const fits = status === "passed" || status === "warning";
+  const word = verdictWord(status, engine);
+  const text = fits && runsOn ? PLACES.verdict(word, runsOn) : word;
+  return el("span", { class: `verdict verdict-${status}` }, picture, el("span", { text }));
 }
 
-/** A sentence without the word that the badge before it already has. */
-export function sentence(told, status) {
+/** The badge of a model that is still being checked. */
+export function working(text) {
+  return el("span", { class: "verdict verdict-working", text });
+}
+
+/** A sentence without the verdict's word at its start, for use next to the badge. */
+export function sentence(text, status) {
   const starts = verdictWords(status).flatMap((word) => [`${word}: `, `${word} `]);
-  const start = starts.find((one) => told.startsWith(one)) ?? "";
-  return told.slice(start.length);
+  const start = starts.find((one) => text.startsWith(one)) ?? "";
+  return text.slice(start.length);
 }
 
-/** Which colour, pattern and line means what: names of components, or rows of COMPONENTS. */
-export function legend(components = COMPONENTS) {
-  const names = [...components].map((one) => one.name ?? one);
-  const rows = [...names.map((name) => [classOf(name), labelOf(name)]), ...MARKS];
+/** What the colours of these bars mean: only what occurs in them. */
+export function legend(bars) {
+  const groups = new Set(bars.flatMap((b) => b.parts.filter((p) => p.bytes > 0).map((p) => groupOf(p.component))));
+  const rows = GROUPS.filter((group) => groups.has(group)).map((group) => [`c-${group}`, BARS.groups[group]]);
+  if (bars.some((b) => heldByOthers(b) > 0)) rows.push(["others", BARS.inUse]);
+  if (bars.some((b) => b.reserve_bytes > 0)) rows.push(["reserve", BARS.reserve]);
+  rows.push(["limit", BARS.limit]);
   const items = rows.map(([className, text]) =>
     el("li", {}, el("span", { class: `swatch ${className}`, "aria-hidden": "true" }), text),
   );
   return el("ul", { class: "legend" }, items);
 }
 
-/** The components that occur in some bars, in their order. */
-export function occurring(bars) {
-  const seen = new Set(bars.flatMap((b) => b.parts.filter((p) => p.bytes > 0).map((p) => p.component)));
-  return COMPONENTS.filter((one) => seen.has(one.name));
+const totalOf = (b) => b.total_bytes ?? b.available_bytes + b.reserve_bytes;
+
+const heldByOthers = (b) => totalOf(b) - b.available_bytes - b.reserve_bytes;
+
+/** The bytes of a bar by colour group: [["weights", bytes], ...]. */
+function byGroup(b) {
+  const sums = new Map(GROUPS.map((group) => [group, 0]));
+  for (const { component, bytes } of b.parts) sums.set(groupOf(component), sums.get(groupOf(component)) + bytes);
+  return [...sums].filter(([, bytes]) => bytes > 0);
 }
 
-/** All of a bar in one sentence. */
+/** All of a bar in one sentence, for screen readers. */
 function inWords(b) {
-  const parts = b.parts.map((p) => BARS.part(labelOf(p.component), p.bytes)).join(", ");
   const over = b.required_bytes - b.available_bytes;
   return [
     BARS.used(b),
     over > 0 && BARS.over(over),
-    parts,
+    byGroup(b).map(([group, bytes]) => BARS.part(BARS.groups[group], bytes)).join(", "),
     b.reserve_bytes > 0 && BARS.reserved(b.reserve_bytes, b.because),
     b.blocked,
   ]
@@ -91,18 +105,18 @@ function stripe(className, from, size, whole) {
   return node;
 }
 
-/** Components from the left, what others hold and the reserve from the budget on. */
-function stripes(b, total, whole) {
+/** The parts from the left; what other programs hold and the reserve after the usable memory. */
+function stripes(b, whole) {
   let from = 0;
-  const parts = b.parts.map((p) => {
-    const node = stripe(`part ${classOf(p.component)}`, from, p.bytes, whole);
-    node.title = BARS.part(labelOf(p.component), p.bytes);
-    from += p.bytes;
+  const parts = byGroup(b).map(([group, bytes]) => {
+    const node = stripe(`part c-${group}${from ? "" : " first"}`, from, bytes, whole);
+    node.title = BARS.part(BARS.groups[group], bytes);
+    from += bytes;
     return node;
   });
-  const held = total - b.available_bytes - b.reserve_bytes;
+  const held = heldByOthers(b);
   return [
-    stripe("room", 0, total, whole),
+    stripe("room", 0, totalOf(b), whole),
     b.reserve_bytes > 0 && stripe("reserve", b.available_bytes, b.reserve_bytes, whole),
     held > 0 && stripe("others", b.available_bytes + b.reserve_bytes, held, whole),
     ...parts,
@@ -110,38 +124,38 @@ function stripes(b, total, whole) {
   ];
 }
 
-/** What may be used of a memory, before anything is in it. What is free and may not be used is drawn as a reserve. */
+/** The track alone: parts, and one mark at what is usable. `scale`: bytes of the whole width. */
+export function track(b, { scale } = {}) {
+  const whole = Math.max(scale ?? 0, totalOf(b), b.required_bytes);
+  const limit = el("span", { class: "mark limit" });
+  limit.style.left = share(b.available_bytes, whole);
+  return el("div", { class: "track", role: "img", "aria-label": inWords(b) }, stripes(b, whole), limit);
+}
+
+/** A bar of the API as a figure: the memory's name, what is used of what is usable, and what is left. */
+export function bar(b, options) {
+  const left = b.available_bytes - b.required_bytes;
+  const caption = el(
+    "figcaption",
+    {},
+    el("span", { class: "bar-name" }, b.memory, " ", el("strong", { text: BARS.sum(b.required_bytes, b.available_bytes) })),
+    el("span", { class: "bar-left", text: left >= 0 ? BARS.left(gib(left)) : BARS.missing(gib(-left)) }),
+  );
+  return el("figure", { class: "bar", "data-status": b.status ?? "passed" }, caption, track(b, options));
+}
+
+/** What may be used of a memory that holds nothing yet. What is free and may not be used is drawn as a reserve. */
 export function budgetBar(b) {
   const kept = Math.max(0, b.free_bytes - b.available_bytes);
   const total = Math.max(b.total_bytes, b.available_bytes + kept);
-  const usable = { ...b, reserve_bytes: kept, parts: [{ component: "usable", bytes: b.available_bytes }] };
-  const track = el("div", { class: "track", role: "img", "aria-label": BARS.budgetLabel(b) }, stripes(usable, total, total));
+  const usable = { ...b, total_bytes: total, reserve_bytes: kept, parts: [] };
+  const node = el("div", { class: "track", role: "img", "aria-label": BARS.budgetLabel(b) }, stripes(usable, total));
+  node.querySelector(".room").after(stripe("part c-usable first", 0, b.available_bytes, total));
   const caption = el(
     "figcaption",
     {},
     el("span", { class: "bar-name", text: b.name }),
     el("span", { class: "bar-sum", text: BARS.budget(b.available_bytes, b.total_bytes) }),
   );
-  return el("figure", { class: "bar" }, caption, track);
-}
-
-/** A Bar of the API as a figure; scale: bytes of the whole width, to compare several. */
-export function bar(b, { scale } = {}) {
-  const total = b.total_bytes ?? b.available_bytes + b.reserve_bytes;
-  const whole = Math.max(scale ?? 0, total, b.required_bytes);
-  const limit = el("span", { class: "mark limit" });
-  limit.style.left = share(b.available_bytes, whole);
-  const track = el(
-    "div",
-    { class: "track", role: "img", "aria-label": inWords(b) },
-    stripes(b, total, whole),
-    limit,
-  );
-  const caption = el(
-    "figcaption",
-    {},
-    el("span", { class: "bar-name", text: b.memory }),
-    el("span", { class: "bar-sum", text: BARS.sum(b.required_bytes, b.available_bytes, b.share) }),
-  );
-  return el("figure", { class: "bar", "data-status": b.status ?? "passed" }, caption, track);
+  return el("figure", { class: "bar" }, caption, node);
 }

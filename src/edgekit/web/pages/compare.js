@@ -1,7 +1,7 @@
 // The compare page: two or three models, or engines, on one machine at one context.
 
 import { call, job } from "./api.js";
-import { bar, legend, occurring, verdict } from "./bar.js";
+import { bar, legend, verdict } from "./bar.js";
 import { announce, copy, el, refill } from "./dom.js";
 import { COMPARED, engineLabel, engineNamed, engineWords, verdictWord } from "./engines.js";
 import { bytes, tokens } from "./format.js";
@@ -411,7 +411,7 @@ function commonScale(page) {
 
 function showScale(page) {
   const bars = allBars(page);
-  page.scale.replaceChildren(...(bars.length ? [legend(occurring(bars)), el("p", { class: "muted small", text: COMPARE.scale(commonScale(page)) })] : []));
+  page.scale.replaceChildren(...(bars.length ? [legend(bars), el("p", { class: "muted small", text: COMPARE.scale(commonScale(page)) })] : []));
 }
 
 function shownSpeed(column) {

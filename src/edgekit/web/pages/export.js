@@ -1,6 +1,6 @@
 // Plot, bars and answer -> files: an SVG that needs nothing else, a PNG of it, and the JSON.
 
-import { COMPONENTS } from "./bar.js";
+import { COMPONENTS, groupOf } from "./bar.js";
 import { el, svg } from "./dom.js";
 import { verdictWord } from "./engines.js";
 import { BARS, PICTURE } from "./texts.js";
@@ -12,7 +12,7 @@ const ROW = 46;
 const HEAD = 62;
 const TITLE_LETTER = 11; // pixels, about
 const SCALE = 2; // dots of the PNG for each of the page
-const CLASS_OF = new Map(COMPONENTS.map((one) => [one.name, one.className]));
+const CLASS_OF = new Map(COMPONENTS.map((one) => [one.name, `c-${one.group}`]));
 
 /** "Qwen/Qwen3 8B" -> "Qwen-Qwen3-8B": safe in every file system. */
 function fileName(model, ending) {
@@ -82,13 +82,13 @@ function barNodes(bar, y, width) {
 function legendNodes(bars, y, width) {
   const seen = COMPONENTS.filter(({ name }) => bars.some((bar) => bar.parts.some((part) => part.component === name)));
   let [x, row] = [MARGIN, y];
-  return seen.flatMap(({ name, className }) => {
+  return seen.flatMap(({ name }) => {
     const label = BARS.components[name];
     const wide = 30 + label.length * 7.5;
     if (x + wide > width) [x, row] = [MARGIN, row + 18];
     const at = x;
     x += wide;
-    return [svg("rect", { x: at, y: row - 10, width: 12, height: 12, fill: colour(`--${className}`) }), words(at + 17, row, label, { "font-size": 12 })];
+    return [svg("rect", { x: at, y: row - 10, width: 12, height: 12, fill: colour(`--c-${groupOf(name)}`) }), words(at + 17, row, label, { "font-size": 12 })];
   });
 }
 

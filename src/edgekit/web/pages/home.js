@@ -1,7 +1,7 @@
 // The home page: the most used models as cards, judged for the chosen machine.
 
 import { call, events, query } from "./api.js";
-import { COMPONENTS, legend } from "./bar.js";
+import { legend } from "./bar.js";
 import { makeCard } from "./card.js";
 import { announce, el, fault, oncePerFrame } from "./dom.js";
 import { DEFAULTS, isFiltered, isFitting, matcher, queryOf, sorted, stateOf, textOf } from "./filters.js";
@@ -80,7 +80,7 @@ function drawFrame(root, page) {
 
 /** What the colours and lines of the bars mean. */
 function key() {
-  return el("details", { class: "key" }, el("summary", { text: HOME.legend }), legend(COMPONENTS));
+  return el("details", { class: "key" }, el("summary", { text: HOME.legend }), legend([]));
 }
 
 function addItem(page, model) {

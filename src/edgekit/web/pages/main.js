@@ -1,11 +1,12 @@
-// The shell around every page: address, search box, theme, and whether the server is there.
+// The shell around every page: search box, theme, and whether the server answers.
 
 export { go, replaceQuery, route } from "./router.js";
 
 import { connection } from "./api.js";
 import { announce } from "./dom.js";
-import { go, listen, show } from "./router.js";
-import { SHELL } from "./texts.js";
+import { finder } from "./finder.js";
+import { go, listen, onShow, show } from "./router.js";
+import { FINDER, SHELL } from "./texts.js";
 import "./machine.js";
 import "./home.js";
 
@@ -17,47 +18,36 @@ const LATER = {
 };
 const THEMES = ["auto", "light", "dark"];
 
-function keptTheme() {
-  try {
-    return localStorage.getItem("edgekit-theme");
-  } catch {
-    return null; // storage is switched off: auto
-  }
-}
-
-function setTheme(theme, button) {
-  if (theme === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
-  button.querySelector(".theme-name").textContent = SHELL.themes[theme];
-  button.dataset.theme = theme;
-  button.setAttribute("aria-label", SHELL.theme(SHELL.themes[theme]));
-  try {
-    localStorage.setItem("edgekit-theme", theme);
-  } catch {
-    // not kept, only used
-  }
-}
-
+/** The button steps through the themes; theme.js keeps the choice and sets the colours. */
 function startTheme() {
+  const root = document.documentElement;
   const button = document.getElementById("theme");
-  const kept = keptTheme();
-  setTheme(THEMES.includes(kept) ? kept : "auto", button);
+  const show = () => {
+    const name = SHELL.themes[root.dataset.themeChoice];
+    button.querySelector(".theme-name").textContent = name;
+    button.setAttribute("aria-label", SHELL.theme(name));
+    return name;
+  };
   button.addEventListener("click", () => {
-    const next = THEMES[(THEMES.indexOf(button.dataset.theme) + 1) % THEMES.length];
-    setTheme(next, button);
-    announce(SHELL.theme(SHELL.themes[next]));
+    const detail = THEMES[(THEMES.indexOf(root.dataset.themeChoice) + 1) % THEMES.length];
+    root.dispatchEvent(new CustomEvent("themechoice", { detail }));
+    announce(SHELL.theme(show()));
   });
+  show();
 }
 
+/** The search box of every page but the home page, which has its own. */
 function startSearch() {
-  const form = document.getElementById("open");
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    const said = form.elements.ref.value.trim();
-    if (!said) return;
-    form.elements.ref.value = "";
-    go(`/model?ref=${encodeURIComponent(said)}`);
+  const place = document.getElementById("top-find");
+  const { node, input } = finder({
+    label: FINDER.label,
+    onpick: (reference) => {
+      input.value = "";
+      go(`/model?ref=${encodeURIComponent(reference)}`);
+    },
   });
+  place.append(node);
+  onShow((path) => (place.hidden = path === "/"));
 }
 
 function tell(banner, text, kind) {
@@ -66,7 +56,7 @@ function tell(banner, text, kind) {
   banner.hidden = false;
 }
 
-/** Says that the server is gone, and draws the page again when it is back. */
+/** Says that the server does not answer; draws the page again when it does. */
 function startBanner() {
   const banner = document.getElementById("banner");
   connection.addEventListener("lost", () => tell(banner, SHELL.serverStopped, "lost"));
@@ -77,7 +67,7 @@ function startBanner() {
   });
 }
 
-/** The page that was asked for first, the others while it is looked at. */
+/** Loads the requested page first, the other pages afterwards. */
 async function start() {
   await LATER[location.pathname]?.();
   show();

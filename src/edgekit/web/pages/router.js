@@ -6,6 +6,7 @@ import { SHELL } from "./texts.js";
 const routes = new Map();
 const travellers = []; // what goes along from page to page: {enter(params), write(params)}
 const MACHINE_FREE = new Set(["/api/docs"]);
+const listeners = []; // called with the path of each page that is shown
 let leaving = null; // AbortController of the page that is shown
 let shown = ""; // its address, without the place in it
 
@@ -17,6 +18,11 @@ export function route(path, page) {
 /** Something every page's address carries (the chosen machine). */
 export function travel(traveller) {
   travellers.push(traveller);
+}
+
+/** Calls f(path) whenever a page is shown. */
+export function onShow(f) {
+  listeners.push(f);
 }
 
 /** An address of this site with what travels along, unless it says so itself. */
@@ -60,6 +66,7 @@ export function show({ isNavigation = false } = {}) {
   root.replaceChildren();
   document.title = SHELL.title(page.title);
   mark(location.pathname);
+  for (const f of listeners) f(location.pathname);
   const { signal } = leaving;
   new Promise((done) => done(page.render(root, params, { signal }))).catch(report(root));
   if (isNavigation || isInside) greet(root);

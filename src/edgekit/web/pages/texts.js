@@ -29,7 +29,7 @@ export const SHELL = {
   title: (page) => `${page} - EdgeKit`,
   theme: (name) => `Theme: ${name}`,
   themes: { auto: "auto", light: "light", dark: "dark" },
-  pages: { home: "Home", model: "Model" },
+  pages: { home: "What can I run?", model: "Model" },
   serverStopped: "The server has stopped. Run edgekit web again; this page reconnects by itself.",
   serverBack: "Reconnected.",
 };
@@ -37,7 +37,13 @@ export const SHELL = {
 /** The usual words; an engine may have others. */
 export const VERDICTS = { passed: "Fits", warning: "Tight", failed: "Does not fit", refused: "Cannot run" };
 
+/** Where a model that fits runs, next to the verdict's word. */
+export const PLACES = {
+  verdict: (word, runsOn) => (runsOn === "GPU" ? `${word} on GPU` : `${word}: ${runsOn.replace("CPU", "RAM")}`),
+};
+
 export const BARS = {
+  groups: { weights: "Weights", cache: "KV cache", working: "Compute and runtime" },
   components: {
     weights: "Weights",
     "kv cache": "KV cache",
@@ -48,18 +54,30 @@ export const BARS = {
     runtime: "Runtime",
     "prompt cache": "Prompt cache",
     checkpoints: "Checkpoints",
-    usable: "Usable",
   },
   inUse: "In use by other programs",
   reserve: "Reserve",
-  limit: "Usable limit",
+  limit: "Usable",
   part: (name, size) => `${name} ${bytes(size)}`,
-  sum: (required, available, share) => [gibOf(required, available), share].filter(Boolean).join(" · "),
+  sum: (required, available) => gibOf(required, available),
+  left: (size) => `${size} free`,
+  missing: (size) => `${size} too much`,
   budget: (available, total) => `${gibOf(available, total)} usable`,
   budgetLabel: (b) => `${b.name}: ${gibOf(b.available_bytes, b.total_bytes)} usable. ${b.told}`,
   used: (b) => `${b.memory}: ${gibOf(b.required_bytes, b.available_bytes)} usable${b.share ? ` (${b.share})` : ""}`,
   over: (size) => `${gib(size)} over the limit`,
   reserved: (size, because) => `${gib(size)} reserved${because ? `: ${because}` : ""}`,
+};
+
+/** The search box for models, on every page. */
+export const FINDER = {
+  label: "Find a model",
+  placeholder: "Name, Hugging Face link or file",
+  found: "Models found",
+  searchHub: (typed) => `Search Hugging Face for "${typed}"`,
+  searching: "Searching Hugging Face ...",
+  hubEmpty: "No model found on Hugging Face.",
+  downloads: (count) => `${params(count)} downloads`,
 };
 
 /** The machine picker, on every screen that has one. */

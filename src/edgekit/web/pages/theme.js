@@ -1,7 +1,30 @@
-// The theme before the first paint: a page that was set to dark never flashes white.
-try {
-  const kept = localStorage.getItem("edgekit-theme");
-  if (kept === "light" || kept === "dark") document.documentElement.dataset.theme = kept;
-} catch {
-  // storage is switched off: the system's theme holds
-}
+// The theme, set before the first paint so that a dark page never flashes white.
+// The choice ("light", "dark" or none: the system's) is kept; main.js changes it.
+
+(() => {
+  const root = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const kept = () => {
+    try {
+      return localStorage.getItem("edgekit-theme");
+    } catch {
+      return null; // storage is switched off
+    }
+  };
+  const apply = () => {
+    const choice = kept();
+    const isChosen = choice === "light" || choice === "dark";
+    root.dataset.themeChoice = isChosen ? choice : "auto";
+    root.dataset.theme = isChosen ? choice : system.matches ? "dark" : "light";
+  };
+  system.addEventListener("change", apply);
+  root.addEventListener("themechoice", ({ detail }) => {
+    try {
+      localStorage.setItem("edgekit-theme", detail);
+    } catch {
+      // used on this page, not kept
+    }
+    apply();
+  });
+  apply();
+})();
