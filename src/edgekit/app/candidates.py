@@ -79,9 +79,7 @@ OnPlan = Callable[[Entry, Plan], None]
 class Candidates:
     """Models on the machine and engine of a complete request. Models that share a geometry are planned once."""
 
-    def __init__(
-        self, request: Request, session: Session, on_plan: OnPlan | None = None
-    ) -> None:
+    def __init__(self, request: Request, session: Session, on_plan: OnPlan | None = None) -> None:
         """`on_plan` gets each model that is planned, with its longest context."""
         self._request, self._session, self._on_plan = request, session, on_plan
         self._machine, self._engine = request.find_machine(), engine_named(request.engines[0])

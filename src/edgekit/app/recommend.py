@@ -88,7 +88,8 @@ def recommend(
     """The result of `find_best`, whose models are stored: a repeated request only plans them again.
 
     Two requests count as the same if the free memory, rounded down to STEP_BYTES, is the same; the plans always use the
-    memory that is free now. `on_plan` gets each model as soon as it is planned, with its longest context. Raises UsageError, and HardwareError if the machine has no hardware for the engine.
+    memory that is free now. `on_plan` gets each model as soon as it is planned, with its longest context. Raises
+    UsageError, and HardwareError if the machine has no hardware for the engine.
     """
     catalog = read_index() if catalog is None else catalog
     request = complete(request)
@@ -174,9 +175,7 @@ class _Search:
     planning, which takes time, so models whose best possible order is too low are not planned.
     """
 
-    def __init__(
-        self, request: Request, session: Session, on_plan: OnPlan | None = None
-    ) -> None:
+    def __init__(self, request: Request, session: Session, on_plan: OnPlan | None = None) -> None:
         self._request, self._session = request, session
         self._limit = min(request.limit or SHOWN, MOST_SHOWN)
         self._candidates = Candidates(request, session, on_plan)

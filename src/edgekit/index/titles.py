@@ -16,12 +16,12 @@ _SPELLINGS = {
     word.lower(): word
     for word in (
         "AFM", "AI", "BCE", "BERT", "BF16", "BGE", "BLIP", "BLOOM", "BLOOMZ", "BTLM", "ChatGLM", "CLIP", "CodeBERT",
-        "CodeGemma", "CodeLlama", "ColBERT", "CPM", "DBRX", "DeepSeek", "DiffusionGemma", "DPO", "EN", "FP", "FunctionGemma", "GLM", "GME", "GPT", "GTE",
-        "GTR", "IT", "InternLM", "InternVL", "LLaVA", "LLM", "MedGemma", "MiniCPM", "MiniLM", "MiniMax", "MoE",
-        "MPNet", "MPT", "MT", "MTP", "NeoX", "NV", "OCR", "OPT", "OV", "PaliGemma", "PT", "QAT", "QwQ",
-        "RecurrentGemma", "RL", "RoBERTa", "RWKV", "SFT", "ShieldGemma", "SmolLM", "SmolVLM", "SQLCoder", "StableLM",
-        "StarCoder", "StarCoderBase", "T", "TeleChat", "TranslateGemma", "UI", "VL", "VQA", "WizardLM", "XL", "XLM",
-        "XLNet", "XS", "XXL", "ZH",
+        "CodeGemma", "CodeLlama", "ColBERT", "CPM", "DBRX", "DeepSeek", "DiffusionGemma", "DPO", "EN", "FP",
+        "FunctionGemma", "GLM", "GME", "GPT", "GTE", "GTR", "InternLM", "InternVL", "IT", "LLaVA", "LLM", "MedGemma",
+        "MiniCPM", "MiniLM", "MiniMax", "MoE", "MPNet", "MPT", "MT", "MTP", "NeoX", "NV", "OCR", "OPT", "OV",
+        "PaliGemma", "PT", "QAT", "QwQ", "RecurrentGemma", "RL", "RoBERTa", "RWKV", "SFT", "ShieldGemma", "SmolLM",
+        "SmolVLM", "SQLCoder", "StableLM", "StarCoder", "StarCoderBase", "T", "TeleChat", "TranslateGemma", "UI",
+        "VL", "VQA", "WizardLM", "XL", "XLM", "XLNet", "XS", "XXL", "ZH",
     )
 }  # fmt: skip
 # Names that keep their hyphen: 'GLM-4.7 Flash', 'gpt-oss 20B'. What follows the first word is in lower case.

@@ -11,6 +11,7 @@ from edgekit.index.database import header_of
 from edgekit.index.quality import Quality
 from edgekit.index.records import header_json
 from edgekit.index.repositories import Form, names_of, repositories_of
+from edgekit.index.titles import title_of
 from edgekit.index.types import NO_HEADER, Entry, Index, ModelPurpose, Size, Source
 from edgekit.plan.recommend import entry_quality
 from edgekit.report.json import SCHEMA, Json, error_json, fields
@@ -332,6 +333,7 @@ def index_json(entries: Sequence[Entry], index: Index) -> Json:
 def entry_json(entry: Entry, *, whole: bool = False) -> Json:
     """One model; `whole` adds its repositories, names and scores, and the keys and tensors it is rebuilt from."""
     answer: Json = {
+        "title": title_of(entry),
         **fields(entry, "id repository publisher family architecture parameters active_parameters"),
         **fields(entry, "native_context vocabulary"),
         "kinds": [kind.value for kind in entry.kinds],
