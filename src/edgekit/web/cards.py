@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -98,16 +98,34 @@ class Deck:
 
     def take_over(self) -> None:
         """Takes the cards that the machine has already: of an earlier start, or made for another task."""
-        made, known = self.made, {entry.id for entry in self.entries}
-        picks = made.picks.get(self.task.value)
+        picks = self.made.picks.get(self.task.value)
+        if picks is not None:
+            self.set_picks(picks)
         ids = [*(picks or ()), *(entry.id for entry in self.entries)]
-        self.cards = [made.cards[name] for name in dict.fromkeys(ids) if name in made.cards]
-        self.picks = picks
-        self.is_done = picks is not None and known.union(picks) <= made.cards.keys()
+        cards = self.made.cards
+        self.cards = [cards[name] for name in dict.fromkeys(ids) if name in cards]
+        self.is_done = picks is not None and cards.keys() >= set(ids)
+
+    def set_picks(self, ids: tuple[str, ...]) -> None:
+        """Sets the best models. One that is not among the most used is listed as well."""
+        self.picks = ids
+        listed = {entry.id for entry in self.entries}
+        others = [entry for entry in read_index().entries if entry.id in ids]
+        self.entries = (*(entry for entry in others if entry.id not in listed), *self.entries)
 
     def notify(self) -> None:
         for follower in self.followers:
             follower.set()
+
+
+class DeckView(NamedTuple):
+    """The deck at one moment. `cards` by the model's id."""
+
+    request: Request
+    task: ModelPurpose
+    entries: tuple[Entry, ...]
+    picks: tuple[str, ...] | None
+    cards: Mapping[str, Card]
 
 
 class Cards:
@@ -166,6 +184,12 @@ class Cards:
                 if len(self._decks) > KEPT_MACHINES and old not in self._followed:
                     del self._decks[old_key]
         return deck
+
+    def view(self, deck: Deck) -> DeckView:
+        """What is known of the deck now."""
+        with self._lock:
+            cards = {str(card["id"]): for_task(card, deck.task) for card in deck.cards}
+            return DeckView(deck.request, deck.task, deck.entries, deck.picks, cards)
 
     def _current(self, key: Hashable) -> Deck | None:
         """The deck of this key, unless it failed or is too old."""
@@ -298,7 +322,8 @@ class Cards:
                 if not deck.followers:
                     self._followed.discard(deck)
             elif isinstance(made, Picks):
-                deck.picks = deck.made.picks[deck.task.value] = made.ids
+                deck.made.picks[deck.task.value] = made.ids
+                deck.set_picks(made.ids)
             else:
                 deck.cards.append(made)
                 deck.made.cards[str(made["id"])] = made
