@@ -365,8 +365,8 @@ def machine_label(machine: Machine) -> str:
         parts.append(f"{count}x {name}" if count > 1 else name)
         if not alike[0].unified:
             parts.append(f"{sum(_label_gb(device.total_bytes) for device in alike):,} GB")
-    if not parts and machine.processor:
-        parts.append(machine.processor)
+    if not parts and machine.cores is not None:
+        parts.append(f"{machine.cores} cores" if machine.cores > 1 else "1 core")
     if machine.host is not None:
         is_unified = any(device.unified for device in machine.devices)
         ram = "unified memory" if is_unified else "RAM"

@@ -14,25 +14,28 @@ function aboutOf(model) {
   return [model.publisher, model.kinds.join(", "), model.released && CARD.month(model.released)].filter(Boolean).join(" · ");
 }
 
+/** "tokens/s (36-55)": the range is not broken over two lines. */
+const speedLabel = (range) => [CARD.speed, " ", range && el("span", { class: "range", text: CARD.range(range) })];
+
 /** What the three figures show: [value, label, title]. */
 function figuresOf({ model, card }) {
   const speed = speedOf({ model, card });
   const isReader = model.kinds.includes("embedding");
   const range = card.speed && !isReader ? rateInterval(card.speed.decode) : "";
   return [
-    [speed === null ? HOME.noValue : HOME.about(figure(speed)), CARD.speed(range), HOME.interval(range)],
+    [speed === null ? HOME.noValue : HOME.about(figure(speed)), speedLabel(range), HOME.interval(range)],
     [card.download_bytes ? gb(card.download_bytes) : HOME.noValue, CARD.download(card.variant), ""],
     [card.max_context ? wholeK(card.max_context) : HOME.noValue, CARD.context, HOME.tokens(tokens(card.max_context ?? 0))],
   ];
 }
 
-const NO_FIGURES = [CARD.speed(""), CARD.download(""), CARD.context].map((label) => [null, label, ""]);
+const NO_FIGURES = [CARD.speed, CARD.download(""), CARD.context].map((label) => [null, label, ""]);
 
 function figures(rows) {
   const parts = rows.map(([value, label, title]) =>
-    el("div", { title }, el("dt", { text: label }), el("dd", {}, value ?? skeleton("skeleton-figure"))),
+    el("div", { title }, el("dt", {}, label), el("dd", {}, value ?? skeleton("skeleton-figure"))),
   );
-  return el("dl", { class: "figures pick-figures" }, parts);
+  return el("dl", { class: "pick-figures" }, parts);
 }
 
 /** The command to the clipboard; where there is none, the page that says how to run it. */
@@ -69,7 +72,7 @@ export function makePick(linkOf) {
         box?.label,
       ),
       el("h3", { class: "pick-title" }, item ? el("a", { href, text: item.model.title }) : skeleton("skeleton-title")),
-      el("p", { class: "muted small pick-about" }, item ? aboutOf(item.model) : skeleton("skeleton-line")),
+      el("p", { class: "muted small pick-about", title: item && aboutOf(item.model) }, item ? aboutOf(item.model) : skeleton("skeleton-line")),
       figures(card ? figuresOf(item) : NO_FIGURES),
       memory(card),
       el(

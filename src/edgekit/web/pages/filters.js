@@ -10,24 +10,25 @@ const MAX_TYPED = 200;
 const HUB = /^https?:\/\/(?:www\.)?(?:huggingface\.co|hf\.co)\//i;
 
 /** What can be chosen, and the value where the address has none. */
-export const DEFAULTS = { task: "chat", q: "", size: "", family: "", fits: "", sort: "best", engine: COMPARED[0] };
+export const DEFAULTS = { task: "chat", q: "", size: "", publisher: "", fits: "", sort: "best", engine: COMPARED[0] };
 
 const plain = (text) => text.toLowerCase().replace(/[^a-z0-9.]+/g, " ").trim();
 const joined = (text) => text.replace(/[^a-z0-9]+/g, "");
 
 /** All the words a model can be found by, and the same without spaces: "llama3.1" finds Llama 3.1. */
 export function textOf(model) {
-  const words = [model.title, model.id, model.family, model.publisher, model.repository, ...(model.kinds ?? [])];
+  const words = [model.title, model.id, model.publisher, model.repository, ...model.kinds];
   const text = plain(words.filter(Boolean).join(" "));
   return `${text} ${joined(text)}`;
 }
 
 export const isFitting = (card) => Boolean(card) && FITTING.has(card.status);
 
+const fullness = (bar) => (bar && bar.available_bytes > 0 ? bar.required_bytes / bar.available_bytes : -1);
+
 /** The memory that decides: the fullest one. */
 export function decisiveBar(card) {
-  const bars = card?.bars ?? [];
-  return bars.reduce((most, one) => ((one.utilization ?? 0) > (most?.utilization ?? -1) ? one : most), null);
+  return (card?.bars ?? []).reduce((most, one) => (fullness(one) > fullness(most) ? one : most), null);
 }
 
 /** Typical tokens per second; of an embedding model, tokens read per second. */
@@ -83,34 +84,39 @@ const first = (key) => (a, b) => Number(b.card?.[key] ?? 0) - Number(a.card?.[ke
 const fitFirst = (a, b) => Number(isFitting(b.card)) - Number(isFitting(a.card));
 const MERITS = [fitFirst, first("is_good"), first("is_notable"), first("worth")]; // as `edgekit recommend` ranks
 
-/** The picks, then the others by merit. */
-function byMerit(picks) {
+function picksFirst(picks) {
   const places = new Map(picks.map((id, at) => [id, at]));
   const placeOf = ({ model }) => places.get(model.id) ?? picks.length;
-  const merits = [(a, b) => placeOf(a) - placeOf(b), ...MERITS];
+  return (a, b) => placeOf(a) - placeOf(b);
+}
+
+/** The picks, then the others by merit. */
+function byMerit(picks) {
+  const merits = [picksFirst(picks), ...MERITS];
   return (a, b) => merits.reduce((found, merit) => found || merit(a, b), 0);
 }
 
 /** Items in the order of the chosen sort. Where it says nothing they stay as they are: in the shipped order. */
 export function sorted(items, sort, { picks, isComplete }) {
   const { name, isReversed } = sortOf(sort);
-  if (name === "best") return isComplete ? [...items].sort(byMerit(picks ?? [])) : [...items];
+  if (name === "best") return [...items].sort(isComplete ? byMerit(picks ?? []) : picksFirst(picks ?? []));
   return [...items].sort(byValue(SORTS[name], isReversed));
 }
 
-/** Whether a model is shown; one that is not judged yet counts as one that may fit. */
+/** Whether a model is shown: those of the task, or any that was searched for. One not judged yet may fit. */
 export function matcher(state) {
   const words = plain(state.q.trim().replace(HUB, "")).split(" ").filter(Boolean);
   const whole = joined(words.join(""));
   const most = Number(state.size) || Infinity;
   return ({ model, card, text }) =>
     (words.every((word) => text.includes(word)) || text.includes(whole)) &&
-    (!state.family || model.family === state.family) &&
+    (model.is_for_task || whole !== "") &&
+    (!state.publisher || model.publisher === state.publisher) &&
     (model.parameters ?? 0) <= most &&
     (!state.fits || card === null || isFitting(card));
 }
 
-export const isFiltered = (state) => ["q", "size", "family", "fits"].some((name) => state[name]);
+export const isFiltered = (state) => ["q", "size", "publisher", "fits"].some((name) => state[name]);
 
 /** The address's parameters, where they are valid. */
 export function stateOf(query) {
@@ -121,7 +127,7 @@ export function stateOf(query) {
   if (!SIZES.includes(Number(state.size))) state.size = "";
   if (!COMPARED.includes(state.engine)) state.engine = DEFAULTS.engine;
   state.q = state.q.slice(0, MAX_TYPED);
-  state.family = state.family.slice(0, MAX_TYPED);
+  state.publisher = state.publisher.slice(0, MAX_TYPED);
   return state;
 }
 
@@ -154,7 +160,7 @@ export function taskChips(state, onChange) {
     onChange("task");
   };
   mark();
-  return el("div", { class: "chips one-line", role: "group", "aria-label": HOME.task }, chips);
+  return el("div", { class: "chip-line", role: "group", "aria-label": HOME.task }, chips);
 }
 
 /** Which engine the answers are for. */
@@ -183,12 +189,13 @@ function fitsOnly(state, onChange) {
   return { node: el("label", { class: "check" }, box, HOME.fitsOnly), show: () => (box.checked = Boolean(state.fits)) };
 }
 
-/** Parameters and family: on a narrow window behind a button. */
+/** Parameters and publisher: on a narrow window behind a button. */
 function moreFilters(state, onChange) {
   const sizes = [["", HOME.anySize], ...SIZES.map((size) => [String(size), HOME.upTo(size)])];
   const size = menu("filter-size", HOME.size, sizes, state.size, (value) => ((state.size = value), onChange("size")));
-  const family = menu("filter-family", HOME.family, [], "", (value) => ((state.family = value), onChange("family")));
-  const panel = el("div", { class: "more-filters", id: "more-filters" }, size, family);
+  const take = (value) => ((state.publisher = value), onChange("publisher"));
+  const publisher = menu("filter-publisher", HOME.publisher, [], "", take);
+  const panel = el("div", { class: "more-filters", id: "more-filters" }, size, publisher);
   const toggle = el("button", {
     type: "button",
     class: "small more-toggle",
@@ -198,11 +205,11 @@ function moreFilters(state, onChange) {
     onclick: () => toggle.setAttribute("aria-expanded", String(panel.classList.toggle("open"))),
   });
   const show = (models) => {
-    const names = new Set(models.map((model) => model.family).filter(Boolean));
-    if (state.family) names.add(state.family);
+    const names = new Set(models.map((model) => model.publisher).filter(Boolean));
+    if (state.publisher) names.add(state.publisher);
     const rows = [...names].sort(inOrder).map((name) => [name, name]);
-    family.replaceChildren(...[["", HOME.anyFamily], ...rows].map(optionOf));
-    family.value = state.family;
+    publisher.replaceChildren(...[["", HOME.anyPublisher], ...rows].map(optionOf));
+    publisher.value = state.publisher;
     size.value = state.size;
   };
   return { nodes: [toggle, panel], show };

@@ -14,6 +14,7 @@ import { go, replaceQuery, route } from "./router.js";
 import { FINDER, HOME, SHELL } from "./texts.js";
 
 const PICKS = 3;
+const FIRST_ROWS = 10; // of the table: what a person sees of it at once
 const DRAWN_PER_FRAME = 16; // answers drawn in one frame, so that each frame stays short
 const MAX_ANSWERS = 8; // machines and tasks whose answers are kept, for who comes back
 const FRESH_MS = 600_000; // after that this computer may have other programs running
@@ -64,9 +65,10 @@ function drawFrame(root, page) {
     oninput: (text) => ((page.state.q = text.slice(0, 200)), changed(page, "q")),
     signal: page.signal,
   });
-  page.bestTitle = el("h2", { text: HOME.bestFor[page.state.task] });
+  page.bestTitle = el("h2");
   page.picks = Array.from({ length: PICKS }, () => makePick((item) => linkOf(page, item)));
-  page.pickList = el("ul", { class: "picks", "aria-label": HOME.bestFor[page.state.task] }, page.picks.map((one) => one.node));
+  page.pickList = el("ul", { class: "picks" }, page.picks.map((one) => one.node));
+  nameTask(page);
   page.noPicks = el("p", { class: "panel no-picks", text: HOME.noPicks, hidden: true });
   page.fault = el("div", { class: "error", role: "alert", hidden: true });
   page.count = el("p", { class: "count muted", tabIndex: -1, text: HOME.counting });
@@ -115,6 +117,12 @@ function drawFrame(root, page) {
     page.results,
     page.tray.node,
   );
+}
+
+function nameTask(page) {
+  const name = HOME.bestFor[page.state.task];
+  page.bestTitle.replaceChildren(name, el("span", { class: "on-this-machine", text: ` ${HOME.onThisMachine}` }));
+  page.pickList.setAttribute("aria-label", name);
 }
 
 /** The model page begins with the settings of the card. */
@@ -172,10 +180,17 @@ async function ask(page) {
 }
 
 function newAnswer(home) {
-  const items = home.models.map((model) => ({ model, card: model.card, text: textOf(model), isGivenUp: false }));
+  const items = home.models.map((model) => ({ model, card: null, text: textOf(model), isGivenUp: false }));
   const answer = { home, items: new Map(items.map((item) => [item.model.id, item])), asked: performance.now() };
+  for (const item of items) item.card = item.model.card && cardOf(item.model.card, home);
   const isDone = home.picks !== null && items.every((item) => item.card);
   return Object.assign(answer, { picks: home.picks, nextPicks: null, order: null, arrangement: "", isDone, judgedAtOrder: 0 });
+}
+
+/** A card with what its pictures need: the first answer leaves out what the events have. */
+function cardOf(card, home) {
+  const bars = card.bars.map((one) => ({ reserve_bytes: 0, parts: [], ...one }));
+  return { engine: home.engine, ...card, bars };
 }
 
 function keepAnswer(question, answer) {
@@ -209,6 +224,7 @@ function finish(page) {
   page.answer.isDone = true;
   page.answer.picks ??= [];
   page.draw();
+  drawPicks(page);
   page.tell();
 }
 
@@ -265,8 +281,7 @@ function show(page, answer) {
   page.chooser.name(home.machine.label);
   if (home.machine.what_if) keepMachine(machine);
   page.search.input.placeholder = HOME.placeholder(home.known);
-  page.bestTitle.textContent = HOME.bestFor[page.state.task];
-  page.pickList.setAttribute("aria-label", HOME.bestFor[page.state.task]);
+  nameTask(page);
   page.filters.show(modelsOf(page));
   page.list.forget();
   drawPicks(page);
@@ -284,11 +299,11 @@ function drawAnswers(page) {
   for (const card of page.waiting.splice(0, DRAWN_PER_FRAME)) {
     const item = answer.items.get(card.id);
     if (!item) continue;
-    item.card = card;
+    item.card = cardOf(card, answer.home);
     page.list.update(item);
     isPicked ||= picked.has(card.id);
   }
-  if (isPicked || answer.isDone) drawPicks(page);
+  if (isPicked) drawPicks(page);
   drawCounts(page);
   drawOffer(page);
   if (page.waiting.length) page.draw();
@@ -296,9 +311,9 @@ function drawAnswers(page) {
 
 /** Only a place whose model or card has changed is drawn again. */
 function drawPicks(page) {
-  const { picks, items, isDone } = page.answer;
+  const { picks, items } = page.answer;
   const shown = (picks ?? []).map((id) => items.get(id)).filter(Boolean).slice(0, PICKS);
-  const isNone = isDone && shown.length === 0;
+  const isNone = picks !== null && shown.length === 0;
   page.noPicks.hidden = !isNone;
   page.pickList.hidden = isNone;
   page.picks.forEach((pick, at) => {
@@ -311,12 +326,17 @@ function drawPicks(page) {
 }
 
 /** What the order was made for: a change of these is a person's, and makes it anew. */
-const arrangement = ({ state }) => JSON.stringify([state.q, state.size, state.family, state.fits, state.sort]);
+const arrangement = ({ state }) => JSON.stringify([state.q, state.size, state.publisher, state.fits, state.sort]);
+
+/** Whether the best order is known: the picks, and the answers for all models of the task. */
+function isComplete({ picks, items, isDone }) {
+  return isDone || (picks !== null && [...items.values()].every((item) => item.card || !item.model.is_for_task));
+}
 
 function orderNow(page) {
   const { answer, state } = page;
   const matching = [...answer.items.values()].filter(matcher(state));
-  return sorted(matching, state.sort, { picks: answer.nextPicks ?? answer.picks, isComplete: answer.isDone });
+  return sorted(matching, state.sort, { picks: answer.nextPicks ?? answer.picks, isComplete: isComplete(answer) });
 }
 
 /** A person asked for another order or other models: the list is put together again. */
@@ -362,26 +382,18 @@ function drawOffer(page) {
 function offerText(page) {
   const { answer, state } = page;
   if (!needsAnswers(state.sort) && !state.fits) return null;
-  if (state.sort === "best" && !answer.isDone) return null;
+  if (state.sort === "best" && !isComplete(answer)) return null;
   const order = orderNow(page);
   const isSame = order.length === answer.order.length && order.every((item, at) => item === answer.order[at]);
   if (isSame) return null;
-  if (state.sort === "best") return HOME.better(moved(answer.order, order));
+  if (state.sort === "best") return HOME.better(better(answer.order, order));
   return HOME.more(judged(page) - answer.judgedAtOrder);
 }
 
-/** How many of the models that fit would change places; as few as explain the new order. */
-function moved(before, after) {
-  const places = new Map(before.map((item, at) => [item, at]));
-  const fitting = after.filter((item) => isFitting(item.card));
-  const ends = []; // the smallest last place of a run of each length that is in order already
-  for (const item of fitting) {
-    const place = places.get(item);
-    if (place === undefined) continue;
-    const at = ends.findIndex((end) => end > place);
-    ends[at < 0 ? ends.length : at] = place;
-  }
-  return fitting.length - ends.length;
+/** How many models would come into the first rows that are not there now. */
+function better(before, after) {
+  const shown = new Set(before.slice(0, FIRST_ROWS));
+  return after.slice(0, FIRST_ROWS).filter((item) => !shown.has(item)).length;
 }
 
 function takeOffer(page) {
@@ -418,8 +430,8 @@ function clearFilters(page) {
 
 /** The index has more models than the table. */
 function drawMore(page) {
-  const { home, items } = page.answer;
-  const count = home.known - items.size;
+  const { home } = page.answer;
+  const count = home.known - home.models.filter((model) => model.is_for_task).length;
   const search = el("button", { type: "button", class: "link", text: HOME.searchByName, onclick: () => searchByName(page) });
   page.more.replaceChildren(HOME.moreModels(count), search);
   page.more.hidden = count <= 0;

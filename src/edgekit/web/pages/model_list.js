@@ -1,6 +1,6 @@
 // All models as a table of which only the rows near the window are in the document.
 
-import { track, verdict } from "./bar.js";
+import { verdict } from "./bar.js";
 import { compareBox } from "./compared.js";
 import { el, oncePerFrame } from "./dom.js";
 import { decisiveBar, direction, pressed, speedOf } from "./filters.js";
@@ -20,15 +20,21 @@ const cell = (className, ...children) => el("div", { class: `cell cell-${classNa
 function speedNodes(item) {
   const value = speedOf(item);
   if (value === null) return [HOME.noValue];
-  return [HOME.about(figure(value)), " ", el("small", { class: "muted", text: HOME.perSecond })];
+  const about = el("span", { class: "about", text: HOME.about("") });
+  return [about, figure(value), " ", el("small", { class: "muted", text: HOME.perSecond })];
 }
 
+/** How full the memory that decides is: one stripe, and the mark at what is usable. */
 function memoryNode(card) {
   const bar = decisiveBar(card);
   if (!bar) return HOME.noValue;
-  const node = track(bar);
-  node.title = `${bar.memory}: ${gibOf(bar.required_bytes, bar.available_bytes)}`;
-  return node;
+  const whole = Math.max(bar.total_bytes ?? 0, bar.available_bytes, bar.required_bytes);
+  const used = el("span", { class: "part used" });
+  const limit = el("span", { class: "mark limit" });
+  used.style.width = `${(100 * bar.required_bytes) / whole}%`;
+  limit.style.left = `${(100 * bar.available_bytes) / whole}%`;
+  const words = HOME.memoryUsed(bar.memory, gibOf(bar.required_bytes, bar.available_bytes));
+  return el("div", { class: "track", role: "img", "aria-label": words, title: words }, el("span", { class: "room" }), used, limit);
 }
 
 /** What a model is, in small: publisher and size. */
@@ -70,8 +76,12 @@ class Row {
       badge.append(el("span", { class: "offscreen", text: isGivenUp ? HOME.notChecked : HOME.checking }));
       return;
     }
-    badge.replaceChildren(verdict(card.status, card.engine, card.runs_on));
-    badge.title = card.told ?? "";
+    const short = verdict(card.status, card.engine, "");
+    const long = verdict(card.status, card.engine, card.runs_on);
+    short.classList.add("when-narrow");
+    long.classList.add("when-wide");
+    badge.replaceChildren(short, long);
+    badge.title = card.headline;
     speed.replaceChildren(...speedNodes(item));
     speed.title = card.speed && !item.model.kinds.includes("embedding") ? HOME.interval(rateInterval(card.speed.decode)) : "";
     download.replaceChildren(card.download_bytes ? gb(card.download_bytes) : HOME.noValue);
@@ -82,7 +92,7 @@ class Row {
 }
 
 /** "46K"; the word "context" only where there are no column heads. */
-const contextNodes = (count) => [wholeK(count), el("span", { class: "unit-when-narrow", text: ` ${HOME.contextWord}` })];
+const contextNodes = (count) => [wholeK(count), el("span", { class: "when-narrow", text: ` ${HOME.contextWord}` })];
 
 /** A row without a model, before the list is known. */
 function emptyRow(at) {

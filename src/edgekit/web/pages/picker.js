@@ -2,7 +2,6 @@
 
 import { call } from "./api.js";
 import { announce, el } from "./dom.js";
-import { gib } from "./format.js";
 import { counted, devices, machine, machineName, matching } from "./machine.js";
 import { MOST_OF_ONE, namedBy, wishesOf } from "./machine.js";
 import { POPULAR, isSameMachine, recentMachines } from "./machines.js";
@@ -39,6 +38,9 @@ function chosenRow(wished, name, remove) {
   );
 }
 
+/** The memory as it is sold: the driver sees a little less of it. */
+const sizeOf = ({ memory_bytes: size }) => MACHINE.size(Math.ceil(size / 1024 ** 3));
+
 /** A device of the table that can be added. */
 function offeredRow(row, add) {
   return el(
@@ -46,9 +48,9 @@ function offeredRow(row, add) {
     {},
     el(
       "button",
-      { type: "button", class: "offer", "aria-label": MACHINE.addNamed(row.name, row.usable_bytes ?? row.memory_bytes), onclick: add },
+      { type: "button", class: "offer", "aria-label": MACHINE.addNamed(row.name, sizeOf(row)), onclick: add },
       el("span", { text: row.name }),
-      el("small", { text: gib(row.usable_bytes ?? row.memory_bytes) }),
+      el("small", { text: sizeOf(row) }),
     ),
   );
 }
@@ -209,7 +211,7 @@ function machineLine(signal, { isSentence }) {
   };
   const fault = (text) => {
     const back = el("button", { type: "button", class: "small", text: MACHINE.reset, onclick: () => machine.set() });
-    message.replaceChildren(...(text ? [el("span", { text }), machine.isThis ? "" : back] : []));
+    message.replaceChildren(...(text ? [el("span", { text: MACHINE.fault(text) }), machine.isThis ? "" : back] : []));
     message.hidden = !text;
   };
   const open = () => {
@@ -245,7 +247,7 @@ export function machinePicker(signal) {
 /** {node, name(label), fault(message)}: the line of the home page, with chips of machines beside it. */
 export function machineChooser(signal) {
   const line = machineLine(signal, { isSentence: false });
-  const chips = el("div", { class: "chips one-line", role: "group", "aria-label": MACHINE.chips });
+  const chips = el("div", { class: "chip-line", role: "group", "aria-label": MACHINE.chips });
   const draw = () => {
     const isInside = chips.contains(document.activeElement);
     chips.replaceChildren(...chipRows().map(chipOf), otherChip(line.open));

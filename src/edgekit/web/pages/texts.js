@@ -93,13 +93,15 @@ export const MACHINE = {
     usual: "RTX 3060 12 GB",
     newest: "RTX 5090",
     mac: "Mac 64 GB",
-    small: "Laptop RTX 4060 8 GB",
+    small: "RTX 4060 8 GB",
   },
   other: "Other ...",
   gpus: (vram) => `GPU with ${vram}`,
   ram: (size) => `${size} RAM`,
   addDevice: "Add a device",
-  addNamed: (name, size) => `Add ${name}, ${gib(size)}`,
+  addNamed: (name, size) => `Add ${name}, ${size}`,
+  size: (gigabytes) => `${tokens(gigabytes)} GB`,
+  fault: (message) => `${message.slice(0, 1).toUpperCase()}${message.slice(1)}. Choose one of these machines, or describe another with "Other ...".`,
   added: (name) => `${name} added`,
   chosen: "Chosen devices",
   devices: "Devices",
@@ -127,26 +129,27 @@ export const HOME = {
   task: "Task",
   tasks: { chat: "Chat", code: "Code", vision: "Vision", reasoning: "Reasoning", embedding: "Embedding" },
   bestFor: {
-    chat: "Best for chat on this machine",
-    code: "Best for code on this machine",
-    vision: "Best for vision on this machine",
-    reasoning: "Best for reasoning on this machine",
-    embedding: "Best for embedding on this machine",
+    chat: "Best for chat",
+    code: "Best for code",
+    vision: "Best for vision",
+    reasoning: "Best for reasoning",
+    embedding: "Best for embedding",
   },
+  onThisMachine: "on this machine",
   noPicks: "None of these models runs well on this machine. The table shows how much memory each one needs.",
   forEngine: (label) => `for ${label}`,
   models: "Models",
   all: "All models",
   counting: "Loading the list of models ...",
   counts: ({ runs, large, refused, pending, isOver }) => {
-    const parts = [`${runs} run`];
+    const parts = runs || !pending ? [`${runs} run`] : [];
     if (large) parts.push(`${large} too large`);
     if (refused) parts.push(`${refused} cannot run`);
     if (pending) parts.push(isOver ? `${pending} not checked` : `checking ${pending} more`);
     return parts.join(" · ");
   },
   noneShown: "No match in this list",
-  better: (count) => (count ? `${count} better found: show` : "All checked: show the best first"),
+  better: (count) => (count ? `${count} better found: show` : "All checked: sort again"),
   more: (count) => `${count} more: show`,
   shown: (text) => `Order updated. ${text}`,
   columns: {
@@ -174,8 +177,8 @@ export const HOME = {
   size: "Parameters",
   anySize: "Any size",
   upTo: (count) => `Up to ${params(count)}`,
-  family: "Family",
-  anyFamily: "Any family",
+  publisher: "Publisher",
+  anyPublisher: "Any publisher",
   checking: "Checking",
   notChecked: "Not checked",
   noValue: "-",
@@ -183,6 +186,7 @@ export const HOME = {
   perSecond: "tok/s",
   interval: (range) => (range ? `${range} tokens/s in 8 of 10 cases` : ""),
   tokens: (count) => `${count} tokens`,
+  memoryUsed: (memory, sum) => `${memory}: ${sum} usable`,
   contextWord: "context",
   moreModels: (count) => `${plural(count, "more model")} in the index: `,
   searchByName: "search by name",
@@ -205,7 +209,8 @@ export const CARD = {
     const [year, month] = day.split("-");
     return [months[Number(month) - 1], year].filter(Boolean).join(" ");
   },
-  speed: (range) => (range ? `tokens/s (${range})` : "tokens/s"),
+  speed: "tokens/s",
+  range: (range) => `(${range})`,
   download: (variant) => (variant ? `${variant} download` : "download"),
   context: "max context",
   copyCommand: "Copy run command",
