@@ -64,7 +64,9 @@ def _level(
     names: _Names, exact: set[str], spelled: Iterable[str], words: tuple[str, ...]
 ) -> int | None:
     """How well the model matches what was typed; None if it does not."""
-    if not exact.isdisjoint(names.exact) or any(text in names.spelled for text in spelled):
+    is_same = not exact.isdisjoint(names.exact) or any(text in names.spelled for text in spelled)
+    # Ollama has a model named "gemma": without a number, people mean all of them.
+    if is_same and (names.entry.id in exact or any(map(_has_digit, exact))):
         return _SAME
     if any(name.startswith(text) for text in spelled for name in names.spelled):
         return _STARTS
@@ -72,6 +74,10 @@ def _level(
         return None
     joined = " ".join(names.words)
     return _IN_ORDER if " ".join(words) in joined else _HAS_WORDS
+
+
+def _has_digit(text: str) -> bool:
+    return any(letter.isdigit() for letter in text)
 
 
 def _has(typed: str, words: tuple[str, ...]) -> bool:

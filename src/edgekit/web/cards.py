@@ -33,7 +33,7 @@ from edgekit.app.plan import plan_model, task_to_plan
 from edgekit.app.recommend import recommend
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
-from edgekit.errors import EdgekitError
+from edgekit.errors import CancelledError, EdgekitError
 from edgekit.index import most_used, read_index
 from edgekit.index.resolve import CATALOG
 from edgekit.index.types import Entry, Index, ModelPurpose
@@ -313,9 +313,11 @@ class Cards:
 
     def on_card(self, number: int, made: Made) -> None:
         """Called with each card of an order, with the best models, and with None at its end."""
+        if made is None and (deck := self._deck_of(number)) is not None:
+            self._store(deck)
         with self._lock:
-            deck = next((deck for deck in self._followed if deck.number == number), None)
-            if deck is None or not deck.is_begun or deck.has_ended:
+            deck = self._deck_of(number)
+            if deck is None:
                 return
             if made is None:
                 deck.is_done = True
@@ -324,13 +326,18 @@ class Cards:
             elif isinstance(made, Picks):
                 deck.made.picks[deck.task.value] = made.ids
                 deck.set_picks(made.ids)
+                deck.made.is_stored = False
             else:
                 deck.cards.append(made)
                 deck.made.cards[str(made["id"])] = made
-            deck.made.is_stored = made is None and deck.made.is_stored
+                deck.made.is_stored = False
             deck.notify()
-        if made is None:
-            self._store(deck)
+
+    def _deck_of(self, number: int) -> Deck | None:
+        """The deck whose order has this number; None if it was taken back, or has ended."""
+        with self._lock:
+            deck = next((deck for deck in self._followed if deck.number == number), None)
+            return deck if deck is not None and deck.is_begun and not deck.has_ended else None
 
     def on_exit(self, worker: CardWorker) -> None:
         """Called when the worker has ended. If it crashed, starts another."""
@@ -365,6 +372,10 @@ class Picks(NamedTuple):
 
 
 Made = Card | Picks | None  # None: the end
+
+
+class Pause(NamedTuple):
+    """The search for the best models made room for another order, and starts again later."""
 
 
 class Cancellation(NamedTuple):
@@ -493,7 +504,7 @@ def work(connection: Connection, *, settings: WebSettings, idle_s: float = IDLE_
     """Makes cards, one of each urgent order in turn, until it is idle for `idle_s` or the server is gone."""
     with suppress(EOFError, OSError), connection:
         maker = Maker(settings)
-        orders: dict[int, tuple[bool, Iterator[Made]]] = {}
+        orders: dict[int, tuple[bool, Iterator[Made | Pause]]] = {}
         while True:
             while connection.poll(0 if orders else idle_s):
                 message: Message = connection.recv()
@@ -502,7 +513,8 @@ def work(connection: Connection, *, settings: WebSettings, idle_s: float = IDLE_
                 if isinstance(message, Cancellation):
                     orders.pop(message.number, None)
                 else:
-                    made = maker.order(message, partial(_send_made, connection, message.number))
+                    send = partial(_send_made, connection, message.number)
+                    made = maker.order(message, send, is_waited_for=partial(connection.poll, 0))
                     orders[message.number] = message.is_urgent, made
             if not orders:
                 return
@@ -511,7 +523,8 @@ def work(connection: Connection, *, settings: WebSettings, idle_s: float = IDLE_
                 if has_urgent and not is_urgent:
                     continue
                 card = next(cards, None)
-                connection.send((number, card))
+                if not isinstance(card, Pause):
+                    connection.send((number, card))
                 if card is None:
                     del orders[number]
 
@@ -529,42 +542,59 @@ class Maker:
         # `open_entry` caches only a few: too few for the whole catalog on one machine after another.
         self._open_entry = lru_cache(maxsize=MOST_OPENED)(open_entry)
 
-    def order(self, order: CardOrder, send: Callable[[Made], None]) -> Iterator[Made]:
+    def order(
+        self,
+        order: CardOrder,
+        send: Callable[[Made], None],
+        *,
+        is_waited_for: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Made | Pause]:
         """The best models for the task and their cards, then the other cards.
 
         `send` gets the cards that are made while the best models are looked for: of those that are planned on the way.
+        The search of an order that is not urgent pauses if the worker is waited for.
         """
         index = read_index()
         checked = checked_entries(index)
+        checked_ids = {entry.id for entry in checked if not entry.is_users}
         done = set(order.made_ids)
-        picks = order.picks
-        if picks is None:
-            early: dict[str, Card] = {}
-            checked_ids = {entry.id for entry in checked if not entry.is_users}
+        early: dict[str, Card] = {}  # planned during the search
 
-            def on_plan(entry: Entry, plan: Plan) -> None:
-                if entry.id in done or entry.id in early or entry.is_users:
-                    return
+        def on_plan(entry: Entry, plan: Plan) -> None:
+            if entry.id not in done and entry.id not in early and not entry.is_users:
                 early[entry.id] = self._planned_card(entry, plan)
                 if entry.id in checked_ids:
                     done.add(entry.id)
                     send(early[entry.id])
+            if not order.is_urgent and is_waited_for():
+                raise CancelledError("another order is waiting")
 
-            picks = self._picks(order.request, on_plan)
-            yield Picks(picks)
-            for name in picks:
-                if name in early and name not in done:
-                    done.add(name)
-                    yield early[name]
+        picks = order.picks
+        while picks is None:
+            try:
+                picks = self._picks(order.request, on_plan)
+            except CancelledError:
+                yield Pause()
+            else:
+                yield Picks(picks)
+        for name in picks:
+            if name in early and name not in done:
+                done.add(name)
+                yield early[name]
         request = replace(order.request, purpose=order.request.purpose or ModelPurpose.CHAT)
         picked = [entry for entry in index.entries if entry.id in picks]
         yield from self.cards(request, picked, frozenset(done))
         yield from self.cards(request, checked, frozenset({*done, *picks}))
 
     def _picks(self, request: Request, on_plan: OnPlan) -> tuple[str, ...]:
-        """The first of `edgekit recommend` for the task; none if nothing fits, or nothing can run there."""
+        """The first of `edgekit recommend` for the task; none if nothing fits, or nothing can run there.
+
+        Raises CancelledError if `on_plan` does.
+        """
         try:
             best = recommend(request, self._session, on_plan=on_plan)
+        except CancelledError:
+            raise
         except EdgekitError:
             return ()  # each card says why
         return tuple(suggestion.entry.id for suggestion in best.suggestions[:PICKS])

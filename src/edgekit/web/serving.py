@@ -23,6 +23,7 @@ from edgekit.app.candidates import complete
 from edgekit.engines.ports import check_port, url_of
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.index import read_index
+from edgekit.index.completion import complete_name
 from edgekit.report.hardware import devices_json, hardware_json
 from edgekit.request import Request
 from edgekit.server import connections
@@ -204,9 +205,9 @@ def warm(state: WebState | None = None) -> threading.Thread:
     """
     steps = [*_STEPS]
     if state is not None:
-        steps.append(
-            lambda: state.cards.make_ahead(complete(Request(machine=machine_now(Request()))))
-        )
+        cards = state.cards
+        steps.append(lambda: cards.make_ahead(complete(Request(machine=machine_now(Request())))))
+        steps.append(lambda: complete_name("qwen3"))
 
     def run_steps() -> None:
         for step in steps:
