@@ -1,4 +1,4 @@
-"""Accessibility of every page except home, which test_pages.py checks."""
+"""Accessibility of every page except home, which test_home_page.py checks."""
 
 from __future__ import annotations
 
