@@ -201,6 +201,11 @@ def shown_speeds(page: Page) -> list[float]:
     return [float(re.sub(r"[^\d.]", "", cell)) for cell in cells if "tok/s" in cell]
 
 
+def scroll_to(page: Page, y: int) -> None:
+    """Scrolls, and waits until the rows near the window are there."""
+    page.evaluate("async (y) => { scrollTo(0, y); await new Promise(requestAnimationFrame); }", y)
+
+
 def test_table_keeps_only_the_rows_near_the_window_and_reaches_all(make_visit: MakeVisit) -> None:
     page = home(make_visit)
     table = page.get_by_role("table", name="Models")
@@ -213,9 +218,7 @@ def test_table_keeps_only_the_rows_near_the_window_and_reaches_all(make_visit: M
         seen |= set(first_ids(page))
         bottom += 600
         assert bottom < 100 * count, f"{count - len(seen)} rows are never shown"
-        page.evaluate(
-            "async (y) => { scrollTo(0, y); await new Promise(requestAnimationFrame); }", bottom
-        )
+        scroll_to(page, bottom)
     indices = rows(page).evaluate_all("rows => rows.map(row => Number(row.ariaRowIndex))")
     assert indices == list(range(indices[0], indices[0] + len(indices)))
     page.evaluate("scrollTo(0, 0)")
@@ -366,9 +369,8 @@ def test_search_completes_and_opens_what_was_typed(make_visit: MakeVisit) -> Non
 
 def test_back_restores_the_place_and_the_order(make_visit: MakeVisit) -> None:
     page = home(make_visit, f"{MACHINE}&sort=download")
-    page.evaluate("scrollTo(0, 3000)")
-    middle = page.locator(".model-row[data-id]:hover, .model-row[data-id]").nth(12)
-    model = str(middle.get_attribute("data-id"))
+    scroll_to(page, 3000)
+    model = str(rows(page).nth(12).get_attribute("data-id"))
     status = str(row(page, model).get_attribute("data-status"))
     top = top_of(row(page, model))
     row(page, model).get_by_role("link").click()

@@ -231,12 +231,11 @@ export function machinePicker(signal) {
     asked = new AbortController();
     const ours = AbortSignal.any([asked.signal, signal]);
     line.name(machineName());
-    line.fault("");
     try {
       const answer = await call("hardware", { ...machine }, { signal: ours });
       if (!ours.aborted) line.name(answer.machine.label ?? machineName());
-    } catch (error) {
-      if (!ours.aborted) line.fault(error.message);
+    } catch {
+      // the page reports what is wrong with the machine
     }
   };
   machine.addEventListener("change", describe, { signal });
