@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from edgekit.app.search import runs_on
 from edgekit.bill.types import (
     Change,
     ChangeKind,
@@ -20,10 +21,14 @@ from edgekit.bill.types import (
     Verdict,
 )
 from edgekit.engines import engine_named
+from edgekit.engines.choices import AS_NAMED
 from edgekit.engines.flags import typed
 from edgekit.errors import UsageError, printable
+from edgekit.index import entry_with_id
+from edgekit.index.quality import weights_loss
 from edgekit.machine.types import HOST, Device, Machine, together_bytes
 from edgekit.machine.what_if import IDLE
+from edgekit.model.inspect import count_parameters
 from edgekit.plan.choice import FEWER_BITS, download_bytes, is_too_short, unchecked_bytes
 from edgekit.report.bill import asked_words, basis_rows, bill_json
 from edgekit.report.hardware import budget_json, machine_json
@@ -500,6 +505,8 @@ def check_json(check: Check) -> Json:
         "headline": headline(result, from_name=check.is_assumed),
         **fields(result, _CONTEXT_FIELDS),
         "download_bytes": download_bytes(result) if check.is_remote else None,
+        **_parameters_json(check),
+        "loss": _loss_json(check),
         "step": result.step,
         "speed": speed_json(result),
         **waits_json(result),
@@ -508,7 +515,9 @@ def check_json(check: Check) -> Json:
         "engine": {"name": result.engine, "version": bill.version or None},
         "machine": machine_json(result.machine),
         "budgets": [use_json(use) for use in result.uses],
+        "bars": bars_json(result.uses, result.estimate),
         "way": result.way.because,
+        "runs_on": runs_on(result) if result.can_load else None,
         "flags": dict(check.flags),
         "reasons": list(result.reasons),
         "changes": [change_json(change) for change in check.changes],
@@ -517,6 +526,24 @@ def check_json(check: Check) -> Json:
         "command": (bill.command or None) if result.can_load else None,
         "notes": [*result.machine.notes, *bill.notes, *bill.estimate.notes],
     }
+
+
+def _parameters_json(check: Check) -> Json:
+    """How many parameters the model has, and how many of them a token uses; null if only a name is known."""
+    geometry = check.bill.geometry
+    total, active = (geometry and count_parameters(geometry)) or (None, None)
+    return {"parameters": total, "active_parameters": active}
+
+
+def _loss_json(check: Check) -> Json | None:
+    """Points of quality that the weights lose against those that were released; null if unknown."""
+    quant = check.result.quantization
+    if not quant or quant == AS_NAMED:
+        return None
+    entry = entry_with_id(check.bill.label)
+    native = "MXFP4" if entry is not None and entry.size("MXFP4_MOE") is not None else None
+    loss = weights_loss(quant, native=native)
+    return {**fields(loss, "value low high"), "basis": loss.basis.value, "source": loss.source or None}
 
 
 def _share(utilization: float) -> float | None:

@@ -11,6 +11,8 @@ const SHOWN = 12; // devices in the list at once
 const COUNTS = [1, 2, 3, 4, 5, 6, 7, 8]; // in the menu, beside one that is there already
 const SIZES = ["8G", "16G", "32G", "64G", "96G", "128G", "192G", "256G", "512G"];
 
+let lastList = 0; // number of the last list of sizes: each has its own id
+
 const wishOf = ([name, count]) => (count > 1 ? `${count}x ${name}` : name);
 
 /** What may be used of a machine, by the first engine that can: one line. */
@@ -26,7 +28,8 @@ function kindOf({ pools }) {
   return isHost ? MACHINE.kinds.ram : MACHINE.kinds.vram;
 }
 
-function labelled(text, control, hint) {
+/** A control with its label above it, and a hint below. */
+export function labelled(text, control, hint) {
   const id = (control.id ||= `m${Math.random().toString(36).slice(2)}`);
   const hintNode = hint && el("small", { id: `${id}-hint`, text: hint });
   if (hint) control.setAttribute("aria-describedby", `${id}-hint`);
@@ -34,12 +37,11 @@ function labelled(text, control, hint) {
 }
 
 /** One device that was added: how many of it, and out again. */
-function chosenRow(wished, name, remove) {
-  const present = wished.get(name);
+function chosenRow(name, present, { setCount, remove }) {
   const counts = [...new Set([...COUNTS, present])].sort((a, b) => a - b);
   const pick = el(
     "select",
-    { "aria-label": MACHINE.howMany(name), onchange: () => wished.set(name, Number(pick.value)) },
+    { "aria-label": MACHINE.howMany(name), onchange: () => setCount(Number(pick.value)) },
     counts.map((count) => el("option", { value: count, text: MACHINE.count(count), selected: count === present })),
   );
   return el(
@@ -65,15 +67,17 @@ function offeredRow(row, add) {
   );
 }
 
-/** Chosen devices above, the table below. */
-class DevicePart {
+/** Chosen devices above, the table below; onchange() when a device is added, removed or counted anew. */
+export class DevicePart {
   wished = new Map(); // name -> how many
+  #onchange;
   #chosen = el("ul", { class: "chosen", "aria-label": MACHINE.chosen });
   #offered = el("ul", { class: "offers", "aria-label": MACHINE.devices });
   #find = el("input", { type: "search", placeholder: MACHINE.deviceExample, autocomplete: "off", maxLength: 80 });
   #more = el("p", { class: "muted small", role: "status" });
 
-  constructor() {
+  constructor(onchange = () => {}) {
+    this.#onchange = onchange;
     this.#find.addEventListener("input", () => this.#list());
     this.#find.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
@@ -112,17 +116,34 @@ class DevicePart {
     this.#list();
     if (isLeft) this.#find.focus();
     announce(MACHINE.added(wishOf([name, this.wished.get(name)])));
+    this.#onchange();
   }
 
   #remove(name) {
     this.wished.delete(name);
     this.#redraw();
     this.#find.focus(); // its button is gone
+    this.#onchange();
+  }
+
+  #setCount(name, count) {
+    this.wished.set(name, count);
+    this.#onchange();
   }
 
   #redraw() {
-    const rows = [...this.wished.keys()].map((name) => chosenRow(this.wished, name, () => this.#remove(name)));
+    const rows = [...this.wished].map(([name, count]) =>
+      chosenRow(name, count, {
+        setCount: (next) => this.#setCount(name, next),
+        remove: () => this.#remove(name),
+      }),
+    );
     this.#chosen.replaceChildren(...rows);
+  }
+
+  /** The chosen devices as the fields of a call have them: ["2x RTX 3090"]. */
+  get wishes() {
+    return [...this.wished].map(wishOf);
   }
 
   async #list() {
@@ -140,48 +161,60 @@ function sizeInput(placeholder) {
   return el("input", { type: "text", placeholder, autocomplete: "off", maxLength: 200, size: 12 });
 }
 
-/** The form of a machine that is wished for: its parts, and what it says of itself. */
-function wishForm(close) {
+/**
+ * The fields of a machine: {nodes, fill(machine), said(), take()}. said() is what they say now; take() adds a device that
+ * was typed and not chosen yet, and returns what is wrong with it.
+ */
+export function machineFields() {
   const part = new DevicePart();
   const ram = sizeInput("64G");
-  ram.setAttribute("list", "machine-sizes");
   const vram = sizeInput("24G,24G");
-  const fault = el("p", { class: "error", role: "alert", hidden: true });
   const cpu = sizeInput(MACHINE.cpuExample);
-  const said = () => ({
-    device: [...part.wished].map(wishOf),
-    ram: ram.value.trim(),
-    vram: vram.value.trim(),
-    cpu: cpu.value.trim(),
-  });
+  const sizes = el("datalist", { id: `machine-sizes-${++lastList}` }, SIZES.map((size) => el("option", { value: size })));
+  ram.setAttribute("list", sizes.id);
+  return {
+    nodes: [
+      part.node,
+      el(
+        "div",
+        { class: "pair" },
+        labelled(MACHINE.systemRam, ram, MACHINE.systemRamHint),
+        labelled(MACHINE.vram, vram, MACHINE.vramHint),
+      ),
+      labelled(MACHINE.cpu, cpu, MACHINE.cpuHint),
+      sizes,
+    ],
+    fill(from) {
+      part.fill(from.device);
+      ram.value = from.ram;
+      vram.value = from.vram;
+      cpu.value = from.cpu;
+    },
+    said: () => ({ device: part.wishes, ram: ram.value.trim(), vram: vram.value.trim(), cpu: cpu.value.trim() }),
+    take: () => part.take(),
+  };
+}
+
+/** The form of a machine that is wished for: its parts, and what it says of itself. */
+function wishForm(close) {
+  const fields = machineFields();
+  const fault = el("p", { class: "error", role: "alert", hidden: true });
   const use = async (event) => {
     event.preventDefault();
-    const failed = (await part.take().catch((error) => error.message)) ?? (await tryMachine(said()));
+    const failed = (await fields.take().catch((error) => error.message)) ?? (await tryMachine(fields.said()));
     fault.textContent = failed ?? "";
     fault.hidden = !failed;
     if (!failed) close();
   };
   const fill = () => {
-    part.fill(machine.device);
-    ram.value = machine.ram;
-    vram.value = machine.vram;
-    cpu.value = machine.cpu;
+    fields.fill(machine);
     fault.hidden = true;
   };
-  const sizes = el("datalist", { id: "machine-sizes" }, SIZES.map((size) => el("option", { value: size })));
   const reset = el("button", { type: "button", text: MACHINE.reset, onclick: () => (machine.set(), close()) });
   const form = el(
     "form",
     { class: "machine-form", onsubmit: use },
-    part.node,
-    el(
-      "div",
-      { class: "pair" },
-      labelled(MACHINE.systemRam, ram, MACHINE.systemRamHint),
-      labelled(MACHINE.vram, vram, MACHINE.vramHint),
-    ),
-    labelled(MACHINE.cpu, cpu, MACHINE.cpuHint),
-    sizes,
+    fields.nodes,
     fault,
     el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary", text: MACHINE.use }), reset),
   );
@@ -190,13 +223,19 @@ function wishForm(close) {
 
 /** Takes the machine if the server understands it; else its sentence comes back. */
 async function tryMachine(said) {
+  const failed = await refusal(said);
+  if (!failed) machine.set(said);
+  return failed;
+}
+
+/** Why the server does not understand a machine; null if it does. */
+export async function refusal(said) {
   try {
-    if (machineName(said) !== machineName({ device: [], ram: "", vram: "", cpu: "" })) await call("hardware", said);
+    if (Object.values(said).some((value) => value.length)) await call("hardware", said);
+    return null;
   } catch (error) {
     return error.message;
   }
-  machine.set(said);
-  return null;
 }
 
 /** What the server says the chosen machine is. */
