@@ -19,9 +19,9 @@ import {
   statusOf,
   titleOf,
 } from "./compare_columns.js";
-import { bestOf, cutAt, openLink, ROWS, scalesOf, setupWords } from "./compare_rows.js";
+import { bestOf, cutAt, openLink, ROWS, scalesOf, setupWords, shownVerdict } from "./compare_rows.js";
 import { announce, copy, el, scrollRoom } from "./dom.js";
-import { COMPARED, verdictWord } from "./engines.js";
+import { COMPARED, engineLabel, verdictWord } from "./engines.js";
 import { finder } from "./finder.js";
 import { machine, machinePicker } from "./machine.js";
 import { replaceQuery, route } from "./router.js";
@@ -38,6 +38,7 @@ const EXAMPLES = {
   models: [{ ref: "gemma-3-27b" }, { ref: "qwen3-32b" }],
   quants: ["Q4_K_M", "Q8_0"].map((quant) => ({ ref: "qwen3-14b", quant })),
   machines: USUAL_MACHINES.slice(0, 2).map((name) => ({ ref: "gemma-3-27b", on: on(name) })),
+  engines: COMPARED.slice(0, 2).map((engine) => ({ ref: "qwen3-8b", engine, on: on("RTX 4090") })),
 };
 
 route("/compare", { title: COMPARE.title, render });
@@ -366,6 +367,7 @@ class Comparison {
   #faultNodes(column) {
     const { error } = column;
     const again = el("button", { type: "button", class: "small", text: COMMON.tryAgain, onclick: () => this.#asker.ask(column, this.#context) });
+    if (isRefused(column)) return shownVerdict(column);
     const help = OPENING.help[error.type];
     return [
       el("div", { class: "error", role: "alert" }, el("p", { text: error.message })),
@@ -430,7 +432,8 @@ class Comparison {
       }),
     );
     const examples = Object.entries(EXAMPLES).map(([kind, columns]) => {
-      const [title, told] = COMPARE.empty.rows[kind];
+      const [name, told] = COMPARE.empty.rows[kind];
+      const title = typeof name === "string" ? name : name(columns.map(({ engine }) => engineLabel(engine)));
       const query = queryOf(columns.map(makeColumn), "");
       return el("li", {}, el("a", { class: "compare-example", href: `/compare?${query}` }, el("strong", { text: title }), el("small", { text: told })));
     });
@@ -445,8 +448,8 @@ class Comparison {
   }
 }
 
-/** A column that has an error instead of an answer. */
-const isFault = (column) => column.error !== null && !isRefused(column);
+/** A column without figures: an error, or an engine that cannot run the model. */
+const isFault = ({ error }) => error !== null;
 
 /** The cells of a row; nothing is moved that is in its place already. */
 function arrange({ row, first }, cells) {

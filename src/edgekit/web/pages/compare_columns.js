@@ -2,7 +2,7 @@
 
 import { isPassing, job } from "./api.js";
 import { COMPARED, engineNamed, ENGINES, flagsAbout } from "./engines.js";
-import { machine, machineName } from "./machine.js";
+import { machine, machineWords } from "./machine.js";
 import { COMPARE, ERRORS } from "./texts.js";
 
 export const MOST_COLUMNS = 6;
@@ -27,14 +27,8 @@ export const choicesOf = ({ ref, quant, engine, on }) => ({ ref, quant, engine, 
 /** The machine that a column asks about. */
 export const machineOf = ({ on }) => on ?? { device: machine.device, ram: machine.ram, vram: machine.vram, cpu: machine.cpu };
 
-/** What a column's machine is called, before the server has named it too. */
-export function machineTitle(column) {
-  const { check } = column;
-  if (check?.machine.what_if) return check.machine.name;
-  const asked = machineOf(column);
-  const isThis = !asked.device.length && MACHINE_KEYS.every((key) => !asked[key]);
-  return isThis ? COMPARE.dialog.this : machineName(asked);
-}
+/** What a column's machine is called. */
+export const machineTitle = (column) => machineWords(machineOf(column));
 
 /** What a column's model is called. */
 export function titleOf({ ref, check }) {

@@ -23,7 +23,8 @@ const figure = (...children) => el("span", { class: "compare-figure" }, ...child
 
 const below = (text) => text && el("small", { class: "compare-below", text });
 
-function shownVerdict(column) {
+/** The badge, and the sentence of the check. */
+export function shownVerdict(column) {
   const status = statusOf(column);
   if (!status) return null;
   const { check, error } = column;
@@ -94,7 +95,7 @@ function shownParameters({ check }) {
 
 function shownFirst({ check }) {
   const wait = check?.can_load ? check.first_token_s : null;
-  return wait && [COMPARE.seconds(wait.typical), " ", below(HINTS.firstToken(wait.prompt_tokens))];
+  return wait && COMPARE.seconds(wait.typical);
 }
 
 function shownLoss({ check }) {
@@ -162,6 +163,7 @@ export const ROWS = [
   },
   {
     name: "firstToken",
+    hint: HINTS.firstToken,
     show: shownFirst,
     value: (column) => loaded(column)?.first_token_s?.typical,
     best: "least",

@@ -36,6 +36,19 @@ export function machineName({ device, ram, vram, cpu } = machine) {
   return said.length ? said.join(" + ") : MACHINE.thisMachine;
 }
 
+/** "64G DDR5-6000" -> "64 GB"; what is not a size stays as it was typed. */
+function boxSize(text) {
+  const [, size, unit] = /^\s*(?:\d+\s*x\s*)?(\d+(?:\.\d+)?)\s*([GT])(?:i?B)?\b/i.exec(text) ?? [];
+  return size ? MACHINE.size(size, unit.toUpperCase()) : text;
+}
+
+/** The same in the words on the box: "2x RTX 3090 · 64 GB RAM". */
+export function machineWords({ device, ram, vram, cpu } = machine) {
+  const cards = vram && vram.split(",").map((size) => MACHINE.gpus(boxSize(size.trim())));
+  const parts = [device.join(" + "), cards && cards.join(" + "), cpu, ram && MACHINE.ram(boxSize(ram))].filter(Boolean);
+  return parts.length ? parts.join(MACHINE.separator) : MACHINE.thisMachine;
+}
+
 travel({
   enter(params) {
     machine.device = params.getAll("device");

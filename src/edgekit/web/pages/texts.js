@@ -86,6 +86,8 @@ export const MACHINE = {
   thisMachine: "This machine",
   gpus: (vram) => `GPUs with ${vram}`,
   ram: (size) => `${size} RAM`,
+  size: (count, unit) => `${count} ${unit}B`,
+  separator: " · ",
   usable: (parts) => (parts.length ? `${parts.join(" and ")} to use` : ""),
   memory: (size, kind, count) => `${count > 1 ? `${count} x ` : ""}${gib(size)} ${kind}`,
   kinds: { vram: "VRAM", ram: "RAM", unified: "unified memory" },
@@ -417,7 +419,7 @@ export const COMPARE = {
   hints: {
     speed: "one request",
     maxContext: "with these settings",
-    firstToken: (prompt) => `prompt of ${tokens(prompt)} tokens`,
+    firstToken: "for a prompt of 1,000 tokens",
     loss: "points of 100, from the weights",
   },
   speed: (typical) => `≈ ${rate(typical, "").replace(" tokens/s", "")}`,
@@ -458,6 +460,7 @@ export const COMPARE = {
       models: ["Gemma 3 27B vs Qwen3 32B", "two models"],
       quants: ["Q4_K_M vs Q8_0", "two quantisations of Qwen3 14B"],
       machines: ["RTX 3060 vs RTX 4090", "two machines for Gemma 3 27B"],
+      engines: [(names) => names.join(" vs "), "two engines for Qwen3 8B on an RTX 4090"],
     },
   },
 };
