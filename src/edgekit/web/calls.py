@@ -25,7 +25,7 @@ from edgekit.engines.flags import Control, Flag, Whole
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 from edgekit.formats.types import Depth
-from edgekit.index import most_used, read_index
+from edgekit.index import checked_entries, most_used, read_index
 from edgekit.index.filters import Filters, select
 from edgekit.index.types import ModelPurpose
 from edgekit.machine.types import Machine
@@ -45,7 +45,7 @@ from edgekit.report.tables import answers_json
 from edgekit.request import Request, Session
 from edgekit.server.clients import ClientTurns
 from edgekit.web import requests
-from edgekit.web.cards import Cards, checked_entries
+from edgekit.web.cards import Cards
 from edgekit.web.failures import about
 from edgekit.web.jobs import Jobs
 from edgekit.web.models import CachedModel, OpenedModels
