@@ -14,6 +14,7 @@ from edgekit.app.check import check_named
 from edgekit.app.estimate import estimate_named
 from edgekit.app.fit import curve, fit
 from edgekit.app.inspect import inspect
+from edgekit.app.ladder import ladder_named
 from edgekit.app.open import file_at, quantised
 from edgekit.app.plan import check_engine, plan_named
 from edgekit.app.programs import InstalledProgram, installed_programs
@@ -24,7 +25,7 @@ from edgekit.engines.flags import Control, Flag, Whole
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 from edgekit.formats.types import Depth
-from edgekit.index import most_used, read_index
+from edgekit.index import checked_entries, most_used, read_index
 from edgekit.index.filters import Filters, select
 from edgekit.index.types import ModelPurpose
 from edgekit.machine.types import Machine
@@ -36,6 +37,7 @@ from edgekit.report.index import index_json
 from edgekit.report.inspection import inspection_json
 from edgekit.report.json import SCHEMA
 from edgekit.report.json import fields as json_fields
+from edgekit.report.ladder import ladder_json
 from edgekit.report.plan import plan_json
 from edgekit.report.plot import curves_json
 from edgekit.report.search import search_json
@@ -43,7 +45,7 @@ from edgekit.report.tables import answers_json
 from edgekit.request import Request, Session
 from edgekit.server.clients import ClientTurns
 from edgekit.web import requests
-from edgekit.web.cards import Cards, checked_entries
+from edgekit.web.cards import Cards
 from edgekit.web.failures import about
 from edgekit.web.jobs import Jobs
 from edgekit.web.models import CachedModel, OpenedModels
@@ -202,6 +204,16 @@ def _plan(state: WebState, fields: Any, watch: CallWatch) -> Json:
     return plan_json(planned.plan, ready=planned.ready, notes=planned.notes)
 
 
+def _ladder(state: WebState, fields: Any, watch: CallWatch) -> Json:
+    request = _request(state, fields)
+    with about("model"):
+        model = state.models.named(fields.model, watch)
+    # The one that a check chooses may be another file of the repository.
+    is_remote = model.files is not None and model.files.origin.is_remote
+    with state.models.remote_slot(watch, is_needed=is_remote or needs_remote_companions(request)):
+        return ladder_json(ladder_named(model, request, _session(state, watch)))
+
+
 def _recommend(state: WebState, fields: Any, watch: CallWatch) -> Json:
     return cards_json(recommend(_request(state, fields), _session(state, watch)))
 
@@ -309,6 +321,12 @@ CALLS: dict[str, Call] = {
         requests.CHECK,
         _check,
         "Check whether a model fits this machine, or another one",
+        is_long=True,
+    ),
+    "ladder": Call(
+        requests.LADDER,
+        _ladder,
+        "Check every quantisation of a model: size, verdict, speed, context and quality loss",
         is_long=True,
     ),
     "plan": Call(
