@@ -70,3 +70,14 @@ export function rateInterval([low, high]) {
   const [from, to] = [figure(low), figure(high)];
   return from === to ? "" : `${from}-${to}`;
 }
+
+/** Sizes of memory as they are sold, in GB: drivers report a little less than is on the box. */
+const SOLD = [1, 2, 3, 4, 6, 8, 10, 11, 12, 16, 18, 20, 24, 32, 36, 40, 48, 64, 72, 80, 94, 96, 128, 141, 144, 180, 192];
+
+/** 25216155648 -> "24 GB": a card or RAM by the label on its box. */
+export function boxed(n) {
+  const size = n / 1024 ** 3;
+  const sold = SOLD.find((one) => one >= size - 0.01) ?? Math.ceil(size / 32) * 32;
+  if (size < 0.9) return gib(n);
+  return sold >= 1024 && sold % 1024 === 0 ? `${sold / 1024} TB` : `${grouped.format(sold)} GB`;
+}

@@ -71,13 +71,16 @@ function offeredRow(row, add) {
 export class DevicePart {
   wished = new Map(); // name -> how many
   #onchange;
+  #isShort;
   #chosen = el("ul", { class: "chosen", "aria-label": MACHINE.chosen });
   #offered = el("ul", { class: "offers", "aria-label": MACHINE.devices });
   #find = el("input", { type: "search", placeholder: MACHINE.deviceExample, autocomplete: "off", maxLength: 80 });
   #more = el("p", { class: "muted small", role: "status" });
 
-  constructor(onchange = () => {}) {
+  /** isShort: the table is shown for what was typed only. */
+  constructor({ onchange = () => {}, isShort = false } = {}) {
     this.#onchange = onchange;
+    this.#isShort = isShort;
     this.#find.addEventListener("input", () => this.#list());
     this.#find.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
@@ -147,8 +150,15 @@ export class DevicePart {
   }
 
   async #list() {
+    if (this.#isShort && !this.#find.value.trim()) {
+      this.#offered.replaceChildren();
+      this.#more.textContent = "";
+      return;
+    }
     try {
-      const found = matching(await devices(), counted(this.#find.value)[0]);
+      const all = await devices();
+      if (this.#isShort && !this.#find.value.trim()) return; // emptied meanwhile
+      const found = matching(all, counted(this.#find.value)[0]);
       this.#offered.replaceChildren(...found.slice(0, SHOWN).map((row) => offeredRow(row, () => this.#add(row.name))));
       this.#more.textContent = found.length ? MACHINE.shown(found.length, SHOWN) : MACHINE.unknownDevice;
     } catch (error) {
