@@ -11,6 +11,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 from edgekit.app.candidates import OFFLINE, complete, key_of, read_stored, store, task_for
 from edgekit.bill.types import Load, MemoryEstimate, Price, Setup, Task
@@ -23,7 +24,7 @@ from edgekit.machine.devices import DeviceKind, KnownDevice, all_devices, device
 from edgekit.machine.types import HOST, Device, Machine, Vendor
 from edgekit.machine.what_if import machine_of
 from edgekit.plan.choice import smallest_usual_load
-from edgekit.plan.fit import Fitting, price_of, whole_placements
+from edgekit.plan.fit import Fitting, price_of, whole_placements, with_lines
 from edgekit.plan.recommend import entry_quality, is_notable, rank_of, suits_task
 from edgekit.request import Request, Session
 from edgekit.units import GIB
@@ -155,10 +156,15 @@ def _sizes_for(machine: Machine) -> Iterator[Size]:
         )
 
 
-def _order(device: KnownDevice, vendor: Vendor) -> tuple[bool, bool, bool, str, str]:
-    """A key: devices that people buy today first, those of the same maker before others, the newest first."""
+_AT_HOME = ("RTX", "RX", "Arc")  # cards for a desktop computer, not for a server
+
+
+def _order(device: KnownDevice, vendor: Vendor) -> tuple[bool, bool, bool, bool, str, str]:
+    """A key: devices that people buy today first, for a desktop, of the same maker, the newest."""
     is_desktop = "Laptop" not in device.name
-    return device.usual, is_desktop, device.vendor is vendor, device.released, device.name
+    is_at_home = device.name.startswith(_AT_HOME)
+    same_maker = device.vendor is vendor
+    return device.usual, is_desktop, is_at_home, same_maker, device.released, device.name
 
 
 def _known(device: Device) -> KnownDevice | None:
@@ -222,30 +228,46 @@ def _place(
     """The index of the first machine that holds the model; len(machines) if none does."""
     try:
         task, tokens = smallest_usual_load(task_for(entry, request, session))
-        task = replace(task, bill=_remembered(task))
-        return bisect_left(machines, True, key=lambda machine: _holds(task, tokens, machine))
+
+        lower, upper, price = _prices(task, machines[-1])
+
+        def holds(price: Price, machine: Machine) -> bool:
+            on_machine = replace(task, machine=machine, bill=price)
+            placements = whole_placements(on_machine)
+            return any(Fitting(on_machine, placement).fits(tokens) for placement in placements)
+
+        start = bisect_left(machines, True, key=partial(holds, lower))
+        for index, machine in enumerate(machines[start:], start):
+            if holds(upper, machine) or holds(price, machine):
+                return index
+        return len(machines)
     except CancelledError:
         raise
     except EdgekitError:  # not supported by the engine, or a damaged entry of the user's
         return len(machines)
 
 
-def _remembered(task: Task) -> Price:
-    """The bill of the task, which is the same on every machine with an equal setup."""
-    price = price_of(task)
-    bills: dict[tuple[Load, Setup], MemoryEstimate] = {}
+def _prices(task: Task, largest: Machine) -> tuple[Price, Price, Price]:
+    """A lower and an upper bound of the task's bill, and the bill.
 
-    def bill(load: Load, setup: Setup) -> MemoryEstimate:
-        if (load, setup) not in bills:
-            bills[load, setup] = price(load, setup)
-        return bills[load, setup]
+    Each is computed once for machines of equal setups. The lower bound is that of the largest machine: on a smaller
+    one, Metal maps a long file in overlapping pieces.
+    """
+    price = cache(price_of(task))
+    engine, lines = engine_named(task.engine), task.companion_lines
+    if task.bill is not None:
+        return price, price, price
+    bounds = cache(partial(engine.estimate_bounds, task.model))
+    largest_setup = whole_placements(replace(task, machine=largest))[0].setup
 
-    return bill
+    def lower(load: Load, _setup: Setup) -> MemoryEstimate:
+        both = bounds(load, largest_setup)
+        return engine.estimate(task.model, load, largest_setup) if both is None else both[0]
 
+    def upper(load: Load, setup: Setup) -> MemoryEstimate:
+        both = bounds(load, setup)
+        return engine.estimate(task.model, load, setup) if both is None else both[1]
 
-def _holds(task: Task, tokens: int, machine: Machine) -> bool:
-    on_machine = replace(task, machine=machine)
-    return any(
-        Fitting(on_machine, placement).fits(tokens)
-        for placement in whole_placements(on_machine)
-    )
+    if lines is None:
+        return cache(lower), cache(upper), price
+    return cache(with_lines(lower, lines)), cache(with_lines(upper, lines)), price

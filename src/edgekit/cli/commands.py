@@ -376,6 +376,7 @@ examples:
   edgekit hardware --device m3-max-64
   edgekit hardware --cpu "Ryzen 7 7700" --ram "2x16G DDR5-6000"
   edgekit hardware --measure
+  edgekit hardware --upgrades --task code
   edgekit hardware --devices
 
 """
@@ -387,13 +388,15 @@ def add_hardware(commands: Commands) -> None:
         "hardware",
         run="facts:run_hardware",
         usage="edgekit hardware [--device NAME] [--ram SIZE] [--vram SIZES] [--cpu NAME] [--measure] [--devices]"
-        " [--json]",
+        " [--upgrades] [--json]",
         description="Shows the memory and GPUs of this machine, what limits and uses them, and how much llama.cpp, "
         "vLLM and MLX may use: what is free, minus a reserve. Lists the programs found here that run models.",
         epilog=DEVICE_FORMS + _HARDWARE_EXAMPLES,
         options={
             **JSON,
             "--devices": "list all devices that --device knows",
+            "--upgrades": "how many models would run fully on a GPU with more memory, or less",
+            "--task TASK": "with --upgrades: chat (default), code, reasoning, vision or embed",
             "--measure": "measure the RAM bandwidth of this machine now (under a second) and save it",
             **DEVICES,
         },

@@ -20,6 +20,7 @@ from edgekit.app.plan import check_engine, plan_named
 from edgekit.app.programs import InstalledProgram, installed_programs
 from edgekit.app.recommend import recommend
 from edgekit.app.search import Question, search
+from edgekit.app.upgrades import upgrades
 from edgekit.engines import every_engine
 from edgekit.engines.flags import Control, Flag, Whole
 from edgekit.engines.protocol import Engine
@@ -42,6 +43,7 @@ from edgekit.report.plan import plan_json
 from edgekit.report.plot import curves_json
 from edgekit.report.search import search_json
 from edgekit.report.tables import answers_json
+from edgekit.report.upgrades import upgrades_json
 from edgekit.request import Request, Session
 from edgekit.server.clients import ClientTurns
 from edgekit.web import requests
@@ -223,6 +225,10 @@ def _search(state: WebState, fields: Any, watch: CallWatch) -> Json:
     return search_json(search(question, _request(state, fields), _session(state, watch)))
 
 
+def _upgrades(state: WebState, fields: Any, watch: CallWatch) -> Json:
+    return upgrades_json(upgrades(_request(state, fields), _session(state, watch)))
+
+
 def _fit(state: WebState, fields: Any, watch: CallWatch) -> Json:
     request = _request(state, fields)
     with _open_model(state, fields, request, watch) as model:
@@ -345,6 +351,12 @@ CALLS: dict[str, Call] = {
         requests.SEARCH,
         _search,
         "Search the index: by name, licence, size, quality, and whether models fit a machine",
+        is_long=True,
+    ),
+    "upgrades": Call(
+        requests.UPGRADES,
+        _upgrades,
+        "Count the models that run fully on the GPU at each size of its memory",
         is_long=True,
     ),
     "fit": Call(requests.FIT, _fit, "Check one set of settings against a machine"),

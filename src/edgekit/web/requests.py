@@ -280,6 +280,7 @@ RECOMMEND = _call_fields(
     _MACHINE,
     one_engine=True,
 )
+UPGRADES = _call_fields("UpgradesRequest", "task", _PLANNED, _MACHINE, one_engine=True)
 FIT = _call_fields("FitRequest", "model engine", _CHECKED, _CHECK, "users", _MACHINE)
 CURVES = _call_fields("CurvesRequest", "model engine", _CHECKED, _CHECK, _MACHINE, "points")
 HARDWARE = _call_fields("HardwareRequest", _DESCRIBED)
