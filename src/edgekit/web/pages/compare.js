@@ -28,16 +28,21 @@ import { replaceQuery, route } from "./router.js";
 import { COMMON, COMPARE, OPENING } from "./texts.js";
 
 const USUAL_QUANTS = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M"];
-const USUAL_MACHINES = ["RTX 3060", "RTX 4090", "RTX 5090", "M4 Max 64GB"];
 const USUAL_RAM = "64G"; // next to a card, where the page's machine does not say
+const USUAL_MACHINES = new Map([
+  ["RTX 3060", USUAL_RAM],
+  ["RTX 4090", USUAL_RAM],
+  ["RTX 5090", USUAL_RAM],
+  ["M4 Max 64GB", ""],
+]);
 const SKELETON = { memory: 2, command: 3 }; // lines that a value will take, where it is more than one
 const ENDING = /:([\w.-]+)$/; // a quantisation at the end of a name
 
-const on = (device) => ({ device: [device], ram: USUAL_RAM, vram: "", cpu: "" });
+const on = (device, ram = USUAL_MACHINES.get(device)) => ({ device: [device], ram, vram: "", cpu: "" });
 const EXAMPLES = {
   models: [{ ref: "gemma-3-27b" }, { ref: "qwen3-32b" }],
   quants: ["Q4_K_M", "Q8_0"].map((quant) => ({ ref: "qwen3-14b", quant })),
-  machines: USUAL_MACHINES.slice(0, 2).map((name) => ({ ref: "gemma-3-27b", on: on(name) })),
+  machines: ["RTX 3060", "RTX 4090"].map((name) => ({ ref: "gemma-3-27b", on: on(name) })),
   engines: COMPARED.slice(0, 2).map((engine) => ({ ref: "qwen3-8b", engine, on: on("RTX 4090") })),
 };
 
@@ -67,8 +72,9 @@ const FILLINGS = {
   machines(first) {
     const { ref, quant, engine } = first;
     const own = machineOf(first).device.join();
-    const others = USUAL_MACHINES.filter((name) => name !== own);
-    return [{ ref, quant, engine }, ...others.map((name) => ({ ref, quant, engine, on: { ...on(name), ram: machine.ram || USUAL_RAM } }))];
+    const others = [...USUAL_MACHINES].filter(([name]) => name !== own);
+    const machines = others.map(([name, ram]) => on(name, ram && (machine.ram || ram)));
+    return [{ ref, quant, engine }, ...machines.map((other) => ({ ref, quant, engine, on: other }))];
   },
   quants(first) {
     const { engine, on: own } = first;

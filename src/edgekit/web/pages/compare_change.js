@@ -165,13 +165,15 @@ export function changeColumn(column, button, { signal, onapply }) {
   );
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close()); // beside it
   dialog.addEventListener("close", () => {
+    watch.disconnect();
     dialog.remove();
     if (button.isConnected) button.focus();
   });
   signal.addEventListener("abort", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
-  place(dialog, button);
+  const watch = new ResizeObserver(() => place(dialog, button)); // it grows with the fields of another machine
+  watch.observe(dialog);
   editor.focus();
 }
 

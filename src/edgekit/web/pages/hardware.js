@@ -1,14 +1,14 @@
 // The machine page: what this computer or another one has, what engines may use of it, and what more would give.
 
 import { call, isPassing } from "./api.js";
-import { budgetBar, legend } from "./bar.js";
+import { budgetBar } from "./bar.js";
 import { el, fault, oncePerFrame, refill, scrollTable } from "./dom.js";
 import { engineLabel } from "./engines.js";
 import { boxed, gib } from "./format.js";
 import { devices, grouped, machine, matching } from "./machine.js";
 import { MachineBuilder } from "./machine_builder.js";
 import { route } from "./router.js";
-import { COMMON, HARDWARE, MACHINE } from "./texts.js";
+import { BARS, HARDWARE, MACHINE } from "./texts.js";
 import { Upgrades } from "./upgrades.js";
 
 const NUMBERS = new Set(["memory", "usable", "bandwidth"]);
@@ -28,8 +28,8 @@ function render(root, _params, { signal }) {
   root.append(
     el("h1", { text: HARDWARE.title }),
     line,
-    el("div", { class: "machine-grid" }, cards, builder.node),
-    upgrades.node,
+    cards,
+    el("div", { class: "machine-grid" }, builder.node, upgrades.node),
     found,
     deviceTable(signal),
   );
@@ -75,7 +75,9 @@ function lineOf({ what_if: isWish, devices: found, host, processor }) {
 /** The cards in one region, so that it is found by its name. */
 function cardsOf({ machine: told, engines }) {
   const name = told.what_if ? HARDWARE.whatIf(told.name) : HARDWARE.found;
-  const budgets = Object.values(engines).find((one) => one.budgets?.length)?.budgets ?? [];
+  const [engine, first] = Object.entries(engines).find(([, one]) => one.budgets?.length) ?? ["", {}];
+  const label = engine && HARDWARE.forEngine(engineLabel(engine));
+  const budgets = (first.budgets ?? []).map((one) => ({ ...one, name: label }));
   const gpus = grouped(told.devices).map(([one, count]) => gpuCard(one, count, budgets));
   const isUnified = told.devices.some((one) => one.unified);
   const all = [
@@ -113,7 +115,7 @@ function gpuCard(one, count, budgets) {
   return card(
     HARDWARE.counted(count, title),
     [[boxed(one.total_bytes), kind], bandwidthOf(one)],
-    budget && budgetBar({ ...budget, name: kind }),
+    budget && budgetBar(budget),
     details([
       [HARDWARE.maxUse, one.limit_bytes && HARDWARE.maxUseSize(one.limit_bytes, one.limit_because)],
       [HARDWARE.capability, one.capability?.join(".")],
@@ -131,7 +133,7 @@ function ramCard(host, budgets) {
   return card(
     HARDWARE.ram,
     [[boxed(host.total_bytes), HARDWARE.ram], bandwidthOf(host) ?? ["", HARDWARE.bandwidthUnknown]],
-    budgetBar({ ...(budget ?? hostBudget(host)), name: HARDWARE.ram }),
+    budgetBar(budget ?? hostBudget(host)),
     details([
       [HARDWARE.measured, host.bandwidth_because],
       [HARDWARE.swap, host.swap_total_bytes > 0 && HARDWARE.swapSize(host.swap_total_bytes)],
@@ -142,6 +144,7 @@ function ramCard(host, budgets) {
 
 /** RAM that no engine has a budget for: all that is free. */
 const hostBudget = (host) => ({
+  name: HARDWARE.ram,
   total_bytes: host.total_bytes,
   free_bytes: host.usable_bytes,
   available_bytes: host.usable_bytes,
@@ -183,10 +186,24 @@ function usable(engines) {
   const unable = rows.filter(([, one]) => one.error);
   return [
     el("div", { class: "usable-engines" }, able.map(([name, one]) => el("div", {}, el("h3", { text: engineLabel(name) }), budgetsOf(one)))),
-    all.length > 0 && legend(all.map((one) => ({ ...one, reserve_bytes: Math.max(0, one.free_bytes - one.available_bytes), parts: [] }))),
-    unable.length > 0 && el("ul", { class: "unable" }, unable.map(([name, one]) => el("li", {}, el("strong", { text: engineLabel(name) }), ` ${one.error.message}`))),
+    usableLegend(all),
+    unable.length > 0 && el("ul", { class: "unable" }, unable.map(([, one]) => el("li", { text: withoutFlag(one.error.message) }))),
   ].filter(Boolean);
 }
+
+/** What the colours of these bars mean. */
+function usableLegend(budgets) {
+  const rows = [
+    ["c-usable", BARS.limit],
+    budgets.some((one) => one.free_bytes > one.available_bytes) && ["reserve", BARS.reserve],
+    budgets.some((one) => one.total_bytes > one.free_bytes) && ["others", BARS.inUse],
+  ];
+  const swatch = (name) => el("span", { class: `swatch ${name}`, "aria-hidden": "true" });
+  return el("ul", { class: "legend" }, rows.filter(Boolean).map(([name, text]) => el("li", {}, swatch(name), text)));
+}
+
+/** An engine's reason without the flag of the command line that ends it. */
+const withoutFlag = (message) => message.replace(/ \(--[^)]*\)$/, "");
 
 function budgetsOf({ budgets }) {
   return grouped(budgets).map(([one, count]) => {

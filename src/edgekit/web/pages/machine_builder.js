@@ -89,6 +89,7 @@ export class MachineBuilder {
   /** The chosen chip, and what cannot be set for this device. */
   async #mark() {
     this.#reset.disabled = machine.isThis;
+    this.#ram.select.options[0].textContent = machine.isThis ? TEXTS.ramOwn : TEXTS.ramNone;
     const [only, ...others] = machine.device;
     for (const [name, chip] of this.#chips) {
       const isThisOne = name ? only === name && !others.length : !machine.isThis && !only && !machine.vram;

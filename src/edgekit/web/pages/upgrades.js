@@ -42,6 +42,7 @@ export class Upgrades {
   #tip = el("div", { class: "upgrade-tip", "aria-hidden": "true", hidden: true });
   #gained = el("div", { class: "upgrade-gained" });
   #table = el("details", { class: "unfold" });
+  #note = el("p", { class: "small muted upgrade-note", text: TEXTS.footnote });
   #groups = [];
   #width = 0;
 
@@ -65,7 +66,7 @@ export class Upgrades {
       el("div", { class: "upgrade-frame" }, this.#stage, this.#tip),
       this.#gained,
       this.#table,
-      el("p", { class: "small muted upgrade-note", text: TEXTS.footnote }),
+      this.#note,
     );
     this.#wait();
     const watch = new ResizeObserver(() => this.#draw());
@@ -89,6 +90,7 @@ export class Upgrades {
       if (signal.aborted) return;
       this.#answer = answer;
       this.#chosen = firstChosen(answer.steps, this.#now);
+      this.#note.textContent = [TEXTS.footnote, ...answer.notes.map((note) => `${note}.`)].join(" ");
       this.#width = 0; // drawn anew
       this.#draw();
       this.#show();
@@ -154,7 +156,7 @@ export class Upgrades {
       for (const [name, value] of Object.entries({ x, width, y: y(to), height: y(from) - y(to) })) place(node, name, Math.max(0, value));
       return node;
     };
-    const isLabelled = band >= NARROW || at % 2 === this.#answer.steps.length % 2 || step.is_now;
+    const isLabelled = band >= NARROW || at % 2 === Math.max(0, this.#now) % 2;
     const middle = left + band / 2;
     const group = svg(
       "g",
