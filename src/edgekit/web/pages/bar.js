@@ -68,7 +68,7 @@ export function legend(bars) {
   if (bars.some((b) => b.reserve_bytes > 0)) rows.push(["reserve", BARS.reserve]);
   rows.push(["limit", BARS.limit]);
   const items = rows.map(([className, text]) =>
-    el("li", {}, el("span", { class: `swatch ${className}`, "aria-hidden": "true" }), text),
+    el("li", {}, el("span", { class: `swatch ${className}`, "aria-hidden": "true" }), text)
   );
   return el("ul", { class: "legend" }, items);
 }
@@ -138,7 +138,13 @@ export function bar(b, options) {
   const caption = el(
     "figcaption",
     {},
-    el("span", { class: "bar-name" }, b.memory, " ", el("strong", { text: BARS.sum(b.required_bytes, b.available_bytes) })),
+    el(
+      "span",
+      { class: "bar-name" },
+      b.memory,
+      " ",
+      el("strong", { text: BARS.sum(b.required_bytes, b.available_bytes) }),
+    ),
     el("span", { class: "bar-left", text: left >= 0 ? BARS.left(gib(left)) : BARS.missing(gib(-left)) }),
   );
   return el("figure", { class: "bar", "data-status": b.status ?? "passed" }, caption, track(b, options));

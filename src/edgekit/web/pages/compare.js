@@ -133,7 +133,9 @@ class Comparison {
     });
     const names = Object.entries(COMPARE.kinds);
     this.#kinds = new Map(
-      names.map(([kind, text]) => [kind, el("button", { type: "button", class: "chip", text, onclick: () => this.#fillWith(kind) })]),
+      names.map((
+        [kind, text],
+      ) => [kind, el("button", { type: "button", class: "chip", text, onclick: () => this.#fillWith(kind) })]),
     );
     this.#toolbar = el(
       "div",
@@ -142,7 +144,12 @@ class Comparison {
       el("div", { class: "compare-add" }, this.#adder.node),
       el("div", { class: "compare-machine-line" }, machinePicker(this.#signal)),
       this.#contextField(),
-      el("button", { type: "button", class: "quiet", text: COMMON.copyLink, onclick: (event) => copy(location.href, event.currentTarget) }),
+      el("button", {
+        type: "button",
+        class: "quiet",
+        text: COMMON.copyLink,
+        onclick: (event) => copy(location.href, event.currentTarget),
+      }),
     );
     return this.#toolbar;
   }
@@ -170,7 +177,13 @@ class Comparison {
       this.#askAll();
     };
     input.addEventListener("change", ask);
-    const form = el("form", { class: "compare-context" }, el("label", { htmlFor: input.id, text: COMPARE.context }), input, list);
+    const form = el(
+      "form",
+      { class: "compare-context" },
+      el("label", { htmlFor: input.id, text: COMPARE.context }),
+      input,
+      list,
+    );
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       ask();
@@ -289,10 +302,19 @@ class Comparison {
   #table = null;
 
   #drawTable() {
-    const corner = el("th", { role: "columnheader", scope: "col", class: "compare-corner" }, el("span", { class: "offscreen", text: COMPARE.region }));
+    const corner = el(
+      "th",
+      { role: "columnheader", scope: "col", class: "compare-corner" },
+      el("span", { class: "offscreen", text: COMPARE.region }),
+    );
     this.#head = { row: el("tr", { role: "row" }), first: corner };
     this.#body = ROWS.map((row) => {
-      const label = el("th", { role: "rowheader", scope: "row" }, row.label, row.hint && el("small", { text: row.hint }));
+      const label = el(
+        "th",
+        { role: "rowheader", scope: "row" },
+        row.label,
+        row.hint && el("small", { text: row.hint }),
+      );
       return { row: el("tr", { role: "row", class: `compare-row-${row.name}` }), first: label };
     });
     this.#table = el(
@@ -323,7 +345,9 @@ class Comparison {
     ROWS.forEach((row, index) => this.#showRow(row, this.#body[index], scales));
     this.#showLegend(scales);
     this.#showKinds();
-    if (held !== document.activeElement && held?.isConnected && this.#table.contains(held)) held.focus({ preventScroll: true });
+    if (held !== document.activeElement && held?.isConnected && this.#table.contains(held)) {
+      held.focus({ preventScroll: true });
+    }
   }
 
   #showRow(row, place, scales) {
@@ -347,7 +371,9 @@ class Comparison {
     if (isFirst && isFault(column)) return this.#faultNodes(column);
     if (isFirst && isAsking(column)) return this.#waitNodes(column);
     if (isAsking(column)) return [skeleton(SKELETON[row.name] ?? 1)];
-    const shown = [row.show(column, scales)].flat().filter((one) => one !== null && one !== undefined && one !== false && one !== "");
+    const shown = [row.show(column, scales)].flat().filter((one) =>
+      one !== null && one !== undefined && one !== false && one !== ""
+    );
     if (!shown.length) return [el("span", { class: "muted", text: COMPARE.unknown })];
     return isBest ? [...shown, el("span", { class: "offscreen", text: `, ${COMPARE.best}` })] : shown;
   }
@@ -372,7 +398,12 @@ class Comparison {
   /** What went wrong in this column, and what to do next. */
   #faultNodes(column) {
     const { error } = column;
-    const again = el("button", { type: "button", class: "small", text: COMMON.tryAgain, onclick: () => this.#asker.ask(column, this.#context) });
+    const again = el("button", {
+      type: "button",
+      class: "small",
+      text: COMMON.tryAgain,
+      onclick: () => this.#asker.ask(column, this.#context),
+    });
     if (isRefused(column)) return shownVerdict(column);
     const help = OPENING.help[error.type];
     return [
@@ -399,7 +430,11 @@ class Comparison {
     const change = el("button", { type: "button", class: "small compare-change", text: COMPARE.change });
     change.setAttribute("aria-haspopup", "dialog");
     change.addEventListener("click", () => changeColumn(column, change, { signal: this.#signal, onapply: apply }));
-    const remove = el("button", { type: "button", class: "small quiet compare-remove", onclick: () => this.#remove(column) }, "✕");
+    const remove = el("button", {
+      type: "button",
+      class: "small quiet compare-remove",
+      onclick: () => this.#remove(column),
+    }, "✕");
     return el(
       "th",
       { role: "columnheader", scope: "col", class: "compare-head", "data-column": column.id },
@@ -415,7 +450,9 @@ class Comparison {
   #showLegend(scales) {
     const bars = this.#columns.flatMap(({ check }) => check?.bars ?? []);
     const cut = cutAt(this.#columns, scales);
-    const nodes = bars.length ? [legend(bars), cut && el("p", { class: "muted small", text: COMPARE.cut(cut) })].filter(Boolean) : [];
+    const nodes = bars.length
+      ? [legend(bars), cut && el("p", { class: "muted small", text: COMPARE.cut(cut) })].filter(Boolean)
+      : [];
     this.#fill(this.#legend, nodes, this.#columns[0]);
   }
 
@@ -435,19 +472,34 @@ class Comparison {
           if (next >= 0) boxes[next].input.focus();
           else this.#setColumns(chosen.map((one) => ({ ref: one })));
         },
-      }),
+      })
     );
     const examples = Object.entries(EXAMPLES).map(([kind, columns]) => {
       const [name, told] = COMPARE.empty.rows[kind];
       const title = typeof name === "string" ? name : name(columns.map(({ engine }) => engineLabel(engine)));
       const query = queryOf(columns.map(makeColumn), "");
-      return el("li", {}, el("a", { class: "compare-example", href: `/compare?${query}` }, el("strong", { text: title }), el("small", { text: told })));
+      return el(
+        "li",
+        {},
+        el(
+          "a",
+          { class: "compare-example", href: `/compare?${query}` },
+          el("strong", { text: title }),
+          el("small", { text: told }),
+        ),
+      );
     });
     return el(
       "section",
       { class: "panel compare-empty", "aria-labelledby": "compare-empty" },
       el("h2", { id: "compare-empty", text: COMPARE.empty.title }),
-      el("div", { class: "compare-pair" }, boxes[0].node, el("span", { class: "muted", text: COMPARE.empty.versus }), boxes[1].node),
+      el(
+        "div",
+        { class: "compare-pair" },
+        boxes[0].node,
+        el("span", { class: "muted", text: COMPARE.empty.versus }),
+        boxes[1].node,
+      ),
       el("p", { class: "muted", text: COMPARE.empty.examples }),
       el("ul", { class: "compare-examples" }, examples),
     );

@@ -21,8 +21,13 @@ const isThis = (asked) => !asked.device.length && !asked.ram && !asked.vram && !
 /** A menu of the quantisations that the engine lists; a text field where it lists none. */
 function quantField(engine, value) {
   const values = quantsOf(engine);
-  if (!values.length) return el("input", { type: "text", value, placeholder: TEXTS.quantExample, maxLength: 80, autocomplete: "off" });
-  const options = [["", TEXTS.quantAuto], ...[...new Set([...values, value])].filter(Boolean).map((name) => [name, name])];
+  if (!values.length) {
+    return el("input", { type: "text", value, placeholder: TEXTS.quantExample, maxLength: 80, autocomplete: "off" });
+  }
+  const options = [
+    ["", TEXTS.quantAuto],
+    ...[...new Set([...values, value])].filter(Boolean).map((name) => [name, name]),
+  ];
   const select = el("select", {}, options.map(([name, text]) => el("option", { value: name, text })));
   select.value = value;
   return select;
@@ -44,17 +49,27 @@ class MachineChoice {
     const { on } = column;
     const chosen = on === null ? SAME : isThis(on) ? THIS : OTHER;
     const name = `machine-${column.id}`;
-    const rows = [[SAME, TEXTS.same(machineWords())], ...(machine.isThis ? [] : [[THIS, TEXTS.this]]), [OTHER, TEXTS.other]];
+    const rows = [[SAME, TEXTS.same(machineWords())], ...(machine.isThis ? [] : [[THIS, TEXTS.this]]), [
+      OTHER,
+      TEXTS.other,
+    ]];
     this.#radios = rows.map(([value, text]) => {
-      const radio = el("input", { type: "radio", name, value, checked: value === chosen, onchange: () => this.#show() });
+      const radio = el("input", {
+        type: "radio",
+        name,
+        value,
+        checked: value === chosen,
+        onchange: () => this.#show(),
+      });
       return { radio, node: el("label", { class: "check" }, radio, text) };
     });
     this.#other = el("div", { class: "compare-other" }, this.#fields.nodes);
     this.#fields.fill(on ?? NO_MACHINE);
+    const label = el("p", { id: `${name}-label`, class: "small muted", text: TEXTS.machine });
     this.node = el(
-      "fieldset",
-      { class: "compare-machine" },
-      el("legend", { text: TEXTS.machine }),
+      "div",
+      { class: "compare-machine", role: "radiogroup", "aria-labelledby": label.id },
+      label,
       this.#radios.map(({ node }) => node),
       this.#other,
     );
@@ -106,13 +121,19 @@ class Editor {
     this.#engine.addEventListener("change", () => this.#drawQuant(""));
     this.#machine = new MachineChoice(column);
     this.#drawQuant(column.quant);
-    const model = el("div", { class: "field" }, el("label", { htmlFor: this.#model.input.id, text: TEXTS.model }), this.#model.node);
+    const model = el(
+      "div",
+      { class: "field" },
+      el("label", { htmlFor: this.#model.input.id, text: TEXTS.model }),
+      this.#model.node,
+    );
     const engine = labelled(TEXTS.engine, this.#engine);
     this.nodes = [model, el("div", { class: "pair" }, engine, this.#quantPlace), this.#machine.node];
   }
 
   #drawQuant(value) {
-    const engine = this.#engine.value || engineOf({ ...this.#column, engine: "", check: this.#column.engine ? null : this.#column.check });
+    const engine = this.#engine.value ||
+      engineOf({ ...this.#column, engine: "", check: this.#column.engine ? null : this.#column.check });
     this.#quant = quantField(engine, value);
     this.#quantPlace.replaceChildren(labelled(TEXTS.quant, this.#quant));
   }
@@ -164,6 +185,11 @@ export function changeColumn(column, button, { signal, onapply }) {
     el("div", { class: "buttons" }, submit, cancel),
   );
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close()); // beside it
+  dialog.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || event.defaultPrevented) return; // the completions take it first
+    event.preventDefault(); // a search box would only be emptied
+    dialog.close();
+  });
   dialog.addEventListener("close", () => {
     watch.disconnect();
     dialog.remove();
@@ -178,5 +204,5 @@ export function changeColumn(column, button, { signal, onapply }) {
 }
 
 /** Whether two sets of choices ask the same question. */
-export const isSame = (a, b) => JSON.stringify([a.ref, a.engine, a.quant, a.on]) === JSON.stringify([b.ref, b.engine, b.quant, b.on]);
-
+export const isSame = (a, b) =>
+  JSON.stringify([a.ref, a.engine, a.quant, a.on]) === JSON.stringify([b.ref, b.engine, b.quant, b.on]);

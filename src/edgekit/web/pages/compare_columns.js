@@ -25,7 +25,8 @@ export function makeColumn({ ref, quant = "", engine = "", on = null }) {
 export const choicesOf = ({ ref, quant, engine, on }) => ({ ref, quant, engine, on });
 
 /** The machine that a column asks about. */
-export const machineOf = ({ on }) => on ?? { device: machine.device, ram: machine.ram, vram: machine.vram, cpu: machine.cpu };
+export const machineOf = ({ on }) =>
+  on ?? { device: machine.device, ram: machine.ram, vram: machine.vram, cpu: machine.cpu };
 
 /** What a column's machine is called. */
 export const machineTitle = (column) => machineWords(machineOf(column));
@@ -89,7 +90,7 @@ export function queryOf(columns, context) {
   for (const { ref } of columns) query.append("ref", ref);
   if (columns.some(({ engine }) => engine)) query.set("engine", columns.map(({ engine }) => engine).join(","));
   if (columns.some(({ quant }) => quant)) query.set("quant", columns.map(({ quant }) => quant).join(","));
-  if (columns.some(({ on }) => on)) for (const { on } of columns) query.append("on", machineText(on));
+  if (columns.some(({ on }) => on)) { for (const { on } of columns) query.append("on", machineText(on)); }
   if (context) query.set("context", context);
   return query;
 }
@@ -181,4 +182,5 @@ export class Asker {
 }
 
 /** Whether trying again may help: also after a cancel. */
-export const canRetry = ({ error }) => error !== null && (error.status === undefined || isPassing(error) || error.status === 200);
+export const canRetry = ({ error }) =>
+  error !== null && (error.status === undefined || isPassing(error) || error.status === 200);

@@ -1,6 +1,6 @@
 // The rows of the compare page: what each shows of a column, and which value of it is the best one.
 
-import { bar, sentence, verdict } from "./bar.js";
+import { bar, verdict } from "./bar.js";
 import { engineOf, modelQuery, statusOf, titleOf } from "./compare_columns.js";
 import { copy, el } from "./dom.js";
 import { engineLabel, engineWords } from "./engines.js";
@@ -11,7 +11,8 @@ const RANKS = { passed: 3, warning: 2, failed: 1, refused: 0 };
 const MOST_BARS = 3; // memories of a column, the fullest ones
 const LONGEST_BAR = 1.6; // times the memory itself: what needs more is cut off, so that the others stay readable
 const KIB = 1024;
-const { rows: LABELS, hints: HINTS } = COMPARE;
+const LABELS = COMPARE.rows;
+const HINTS = COMPARE.hints;
 
 /** 47104 -> "46K": whole K, rounded down. */
 const contextText = (count) => short(count > KIB ? count - (count % KIB) : count);
@@ -29,14 +30,21 @@ export function shownVerdict(column) {
   if (!status) return null;
   const { check, error } = column;
   const badge = verdict(status, engineOf(column), check?.runs_on);
-  return [badge, el("p", { class: "compare-told", text: check ? sentence(check.headline, status) : error.message })];
+  return [badge, el("p", { class: "compare-told", text: check ? check.headline : error.message })];
 }
 
-function shownSpeed({ check }) {
-  const speed = check?.can_load ? check.speed : null;
+/** The check of a column that loads: only those are compared. */
+const loaded = (column) => (column.check?.can_load ? column.check : null);
+
+function shownSpeed(column) {
+  const speed = loaded(column)?.speed;
   if (!speed) return null;
   const range = COMPARE.interval(speed.decode);
-  return [figure(COMPARE.speed(speed.typical)), " ", below([COMPARE.speedUnit, range && `(${range})`].filter(Boolean).join(" "))];
+  return [
+    figure(COMPARE.speed(speed.typical)),
+    " ",
+    below([COMPARE.speedUnit, range && `(${range})`].filter(Boolean).join(" ")),
+  ];
 }
 
 /** The bars that decide, in their order; the others are counted. */
@@ -64,7 +72,9 @@ export function scalesOf(columns) {
 
 /** The size from which bars are cut off; null if none is. */
 export function cutAt(columns, scales) {
-  const cut = columns.flatMap(({ check }) => check?.bars ?? []).filter((one) => one.required_bytes > scales.get(one.memory));
+  const cut = columns.flatMap(({ check }) => check?.bars ?? []).filter((one) =>
+    one.required_bytes > scales.get(one.memory)
+  );
   return cut.length ? Math.min(...cut.map((one) => scales.get(one.memory))) : null;
 }
 
@@ -82,7 +92,8 @@ function shownDownload({ check }) {
   return check.download_bytes ? COMPARE.gigabytes(check.download_bytes) : below(COMPARE.onDisk);
 }
 
-const cacheBytes = ({ check }) => check && check.estimate.kv_bytes + check.estimate.kv_swa_bytes + check.estimate.recurrent_bytes;
+const cacheBytes = ({ check }) =>
+  check && check.estimate.kv_bytes + check.estimate.kv_swa_bytes + check.estimate.recurrent_bytes;
 
 const workingBytes = ({ check }) =>
   check && check.estimate.compute_bytes + check.estimate.runtime_bytes + check.estimate.output_bytes;
@@ -93,8 +104,8 @@ function shownParameters({ check }) {
   return [params(check.parameters), " ", isSparse && below(COMMON.active(check.active_parameters))];
 }
 
-function shownFirst({ check }) {
-  const wait = check?.can_load ? check.first_token_s : null;
+function shownFirst(column) {
+  const wait = loaded(column)?.first_token_s;
   return wait && COMPARE.seconds(wait.typical);
 }
 
@@ -111,18 +122,27 @@ function shownCommand(column) {
   if (!check.command) return COMPARE.notLoaded;
   const { command } = check;
   const name = titleOf(column);
-  const button = el("button", { type: "button", class: "small", text: COMPARE.copyCommand, "aria-label": COMPARE.copyCommandOf(name) });
+  const button = el("button", {
+    type: "button",
+    class: "small",
+    text: COMPARE.copyCommand,
+    "aria-label": COMPARE.copyCommandOf(name),
+  });
   button.addEventListener("click", () => copy(command, button));
   return [el("pre", { tabIndex: 0, "aria-label": COMPARE.commandOf(name) }, el("code", { text: command })), button];
 }
 
-const inBytes = (value) => ({ value, best: "least", as: gib, show: (column) => sized(value(column)) });
+/** A size, compared between those that load. */
+const inBytes = (value) => ({
+  value: (column) => loaded(column) && value(column),
+  best: "least",
+  as: gib,
+  show: (column) => sized(value(column)),
+});
 
 const sized = (count) => (count ? el("span", { title: COMMON.bytes(count), text: gib(count) }) : null);
 
-const maxContextOf = ({ check }) => check?.max_context || null;
-
-const loaded = (column) => (column.check?.can_load ? column.check : null);
+const maxContextOf = (column) => loaded(column)?.max_context || null;
 
 /**
  * name, hint; show(column, scales): what a cell has; value(column): what is compared, best: "most" or "least" of it;
@@ -140,11 +160,17 @@ export const ROWS = [
   },
   { name: "memory", show: shownBars },
   { name: "maxContext", hint: HINTS.maxContext, show: shownMax, value: maxContextOf, best: "most", as: contextText },
-  { name: "context", show: shownContext, value: ({ check }) => check?.context_tokens, best: "most", as: contextText },
+  {
+    name: "context",
+    show: shownContext,
+    value: (column) => loaded(column)?.context_tokens,
+    best: "most",
+    as: contextText,
+  },
   {
     name: "download",
     show: shownDownload,
-    value: ({ check }) => check?.download_bytes,
+    value: (column) => loaded(column)?.download_bytes,
     best: "least",
     as: COMPARE.gigabytes,
   },
@@ -173,7 +199,7 @@ export const ROWS = [
     name: "loss",
     hint: HINTS.loss,
     show: shownLoss,
-    value: ({ check }) => check?.loss?.value,
+    value: (column) => loaded(column)?.loss?.value,
     best: "least",
     as: (value) => COMPARE.loss(value, false),
   },

@@ -12,14 +12,20 @@ import { BARS, HARDWARE, MACHINE } from "./texts.js";
 import { Upgrades } from "./upgrades.js";
 
 const NUMBERS = new Set(["memory", "usable", "bandwidth"]);
-const COLUMNS = Object.entries(HARDWARE.columns).map(([name, text]) => (NUMBERS.has(name) ? { text, class: "number" } : text));
+const COLUMNS = Object.entries(HARDWARE.columns).map((
+  [name, text],
+) => (NUMBERS.has(name) ? { text, class: "number" } : text));
 const SHOWN = 60; // rows of the table at once: it has hundreds
 const GIB = 1024 ** 3;
 
 route("/hardware", { title: HARDWARE.title, render });
 
 function render(root, _params, { signal }) {
-  const line = el("p", { class: "machine-line", "aria-live": "polite" }, el("span", { class: "muted", text: HARDWARE.loading }));
+  const line = el(
+    "p",
+    { class: "machine-line", "aria-live": "polite" },
+    el("span", { class: "muted", text: HARDWARE.loading }),
+  );
   const cards = el("div", { class: "machine-cards", tabIndex: -1 }, skeletonCard(), skeletonCard(), skeletonCard());
   const found = el("div", { class: "machine-found" });
   let ownRam = ""; // of this computer: what a first card is put next to
@@ -42,7 +48,9 @@ function render(root, _params, { signal }) {
       const { device, ram, vram, cpu } = machine;
       const answer = await call("hardware", { device, ram, vram, cpu }, { signal: current });
       if (current.aborted) return;
-      if (!answer.machine.what_if && answer.machine.host) ownRam = boxed(answer.machine.host.total_bytes).replace(/ GB$/, "G");
+      if (!answer.machine.what_if && answer.machine.host) {
+        ownRam = boxed(answer.machine.host.total_bytes).replace(/ GB$/, "G");
+      }
       line.replaceChildren(...lineOf(answer.machine));
       refill(cards, [cardsOf(answer)], cards);
       found.replaceChildren(...partsOf(answer));
@@ -89,7 +97,9 @@ function cardsOf({ machine: told, engines }) {
 }
 
 function card(title, figures, ...children) {
-  const rows = figures.filter(Boolean).map(([value, unit]) => el("p", { class: "machine-figure" }, el("strong", { text: value }), " ", unit));
+  const rows = figures.filter(Boolean).map(([value, unit]) =>
+    el("p", { class: "machine-figure" }, el("strong", { text: value }), " ", unit)
+  );
   return el("div", { class: "panel machine-card" }, el("h2", { text: title }), rows, ...children);
 }
 
@@ -97,20 +107,31 @@ const bareCard = (title, hint) => card(title, [], el("p", { class: "muted", text
 
 const perSecond = (n) => n && HARDWARE.perSecond(Math.round(n / 1e9));
 
-const bandwidthOf = (one) => (one.bandwidth_bytes_per_s ? [perSecond(one.bandwidth_bytes_per_s), HARDWARE.bandwidth] : null);
+const bandwidthOf = (
+  one,
+) => (one.bandwidth_bytes_per_s ? [perSecond(one.bandwidth_bytes_per_s), HARDWARE.bandwidth] : null);
 
 /** Names and values that are for those who look closer. */
 function details(rows) {
   const known = rows.filter(([, value]) => value);
   if (!known.length) return null;
   const nodes = known.map(([name, value]) => el("div", {}, el("dt", { text: name }), el("dd", {}, value)));
-  return el("details", { class: "unfold" }, el("summary", { text: HARDWARE.more }), el("dl", { class: "pairs" }, nodes));
+  return el(
+    "details",
+    { class: "unfold" },
+    el("summary", { text: HARDWARE.more }),
+    el("dl", { class: "pairs" }, nodes),
+  );
 }
 
 function gpuCard(one, count, budgets) {
   const title = [HARDWARE.vendors[one.vendor], one.name].filter(Boolean).join(" ");
-  const budget = budgets.find((row) => row.pools.some((pool) => pool.startsWith("device")) && row.total_bytes === one.total_bytes);
-  const users = one.users.map((user) => HARDWARE.processSize(user.name ?? HARDWARE.process(user.pid), user.used_bytes ?? 0));
+  const budget = budgets.find((row) =>
+    row.pools.some((pool) => pool.startsWith("device")) && row.total_bytes === one.total_bytes
+  );
+  const users = one.users.map((user) =>
+    HARDWARE.processSize(user.name ?? HARDWARE.process(user.pid), user.used_bytes ?? 0)
+  );
   const kind = [one.unified ? HARDWARE.unified : HARDWARE.vram, count > 1 && HARDWARE.each].filter(Boolean).join(" ");
   return card(
     HARDWARE.counted(count, title),
@@ -127,9 +148,13 @@ function gpuCard(one, count, budgets) {
 }
 
 function ramCard(host, budgets) {
-  if (!host) return card(HARDWARE.ram, [[HARDWARE.ramUnknown, ""]], el("p", { class: "muted", text: HARDWARE.ramHint }));
+  if (!host) {
+    return card(HARDWARE.ram, [[HARDWARE.ramUnknown, ""]], el("p", { class: "muted", text: HARDWARE.ramHint }));
+  }
   const budget = budgets.find((row) => row.pools.includes("host"));
-  const limits = host.limits.map((one) => [HARDWARE.limit, HARDWARE.limitSize(one.name, one.limit_bytes, one.left_bytes)]);
+  const limits = host.limits.map((
+    one,
+  ) => [HARDWARE.limit, HARDWARE.limitSize(one.name, one.limit_bytes, one.left_bytes)]);
   return card(
     HARDWARE.ram,
     [[boxed(host.total_bytes), HARDWARE.ram], bandwidthOf(host) ?? ["", HARDWARE.bandwidthUnknown]],
@@ -185,9 +210,14 @@ function usable(engines) {
   const all = able.flatMap(([, one]) => one.budgets);
   const unable = rows.filter(([, one]) => one.error);
   return [
-    el("div", { class: "usable-engines" }, able.map(([name, one]) => el("div", {}, el("h3", { text: engineLabel(name) }), budgetsOf(one)))),
+    el(
+      "div",
+      { class: "usable-engines" },
+      able.map(([name, one]) => el("div", {}, el("h3", { text: engineLabel(name) }), budgetsOf(one))),
+    ),
     usableLegend(all),
-    unable.length > 0 && el("ul", { class: "unable" }, unable.map(([, one]) => el("li", { text: withoutFlag(one.error.message) }))),
+    unable.length > 0 &&
+    el("ul", { class: "unable" }, unable.map(([, one]) => el("li", { text: withoutFlag(one.error.message) }))),
   ].filter(Boolean);
 }
 
@@ -208,13 +238,20 @@ const withoutFlag = (message) => message.replace(/ \(--[^)]*\)$/, "");
 function budgetsOf({ budgets }) {
   return grouped(budgets).map(([one, count]) => {
     const name = HARDWARE.counted(count, one.name);
-    return el("div", { class: "budget-row" }, budgetBar({ ...one, name }), el("p", { class: "muted small", text: one.told }));
+    return el(
+      "div",
+      { class: "budget-row" },
+      budgetBar({ ...one, name }),
+      el("p", { class: "muted small", text: one.told }),
+    );
   });
 }
 
 /** The programs that were found; without any, the command that installs one. */
 function programList(programs) {
-  if (!programs.length) return [el("p", { text: HARDWARE.noPrograms }), el("pre", { tabIndex: 0, text: HARDWARE.install })];
+  if (!programs.length) {
+    return [el("p", { text: HARDWARE.noPrograms }), el("pre", { tabIndex: 0, text: HARDWARE.install })];
+  }
   const rows = programs.map((one) =>
     el(
       "li",
@@ -222,7 +259,7 @@ function programList(programs) {
       el("strong", { text: [one.program, one.version].filter(Boolean).join(" ") }),
       el("span", { text: one.problem ?? HARDWARE.programWith(engineLabel(one.engine), one.backends) }),
       el("small", { class: "muted", text: one.told }),
-    ),
+    )
   );
   return el("ul", { class: "programs" }, rows);
 }
@@ -234,7 +271,7 @@ function measured({ host, engines, differences }) {
     return HARDWARE.engineMeasured({ ...one, overhead: one.overhead_bytes, speed, label: model });
   });
   const outside = differences.map((one) =>
-    HARDWARE.outOfBounds({ ...one, predicted: one.predicted_bytes, measured: one.measured_bytes }),
+    HARDWARE.outOfBounds({ ...one, predicted: one.predicted_bytes, measured: one.measured_bytes })
   );
   const lines = [host?.date && HARDWARE.measuredOn(host.date), ...speeds, ...outside].filter(Boolean);
   return lines.length > 0 && section(HARDWARE.measuredHere, bullets(lines));
@@ -276,7 +313,13 @@ function deviceRow(row) {
     scrollTo(0, 0);
     document.querySelector("h1")?.focus({ preventScroll: true });
   };
-  const ask = el("button", { type: "button", class: "quiet ask", onclick: choose, text: HARDWARE.use, "aria-label": HARDWARE.useNamed(row.name) });
+  const ask = el("button", {
+    type: "button",
+    class: "quiet ask",
+    onclick: choose,
+    text: HARDWARE.use,
+    "aria-label": HARDWARE.useNamed(row.name),
+  });
   return el(
     "tr",
     {},

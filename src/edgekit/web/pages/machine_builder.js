@@ -43,7 +43,12 @@ export class MachineBuilder {
     this.#chips = new Map(
       [...USUAL, ""].map((name) => [
         name,
-        el("button", { type: "button", class: "chip", text: name || TEXTS.none, onclick: () => this.#take(name ? [name] : []) }),
+        el("button", {
+          type: "button",
+          class: "chip",
+          text: name || TEXTS.none,
+          onclick: () => this.#take(name ? [name] : []),
+        }),
       ]),
     );
     this.#reset = el("button", { type: "button", text: MACHINE.reset, onclick: () => machine.set() });

@@ -18,7 +18,9 @@ const wishOf = ([name, count]) => (count > 1 ? `${count}x ${name}` : name);
 /** What may be used of a machine, by the first engine that can: one line. */
 function toldOf(answer) {
   const budgets = Object.values(answer.engines).find((one) => one.budgets?.length)?.budgets ?? [];
-  return MACHINE.usable(grouped(budgets).map(([one, count]) => MACHINE.memory(one.available_bytes, kindOf(one), count)));
+  return MACHINE.usable(
+    grouped(budgets).map(([one, count]) => MACHINE.memory(one.available_bytes, kindOf(one), count)),
+  );
 }
 
 /** A budget is the memory of a card, of the host, or one that both share. */
@@ -49,7 +51,13 @@ function chosenRow(name, present, { setCount, remove }) {
     {},
     pick,
     el("span", { text: name }),
-    el("button", { type: "button", class: "quiet", "aria-label": COMMON.removeNamed(name), onclick: remove, text: COMMON.remove }),
+    el("button", {
+      type: "button",
+      class: "quiet",
+      "aria-label": COMMON.removeNamed(name),
+      onclick: remove,
+      text: COMMON.remove,
+    }),
   );
 }
 
@@ -60,7 +68,12 @@ function offeredRow(row, add) {
     {},
     el(
       "button",
-      { type: "button", class: "offer", "aria-label": MACHINE.addNamed(row.name, row.usable_bytes ?? row.memory_bytes), onclick: add },
+      {
+        type: "button",
+        class: "offer",
+        "aria-label": MACHINE.addNamed(row.name, row.usable_bytes ?? row.memory_bytes),
+        onclick: add,
+      },
       el("span", { text: row.name }),
       el("small", { text: gib(row.usable_bytes ?? row.memory_bytes) }),
     ),
@@ -139,7 +152,7 @@ export class DevicePart {
       chosenRow(name, count, {
         setCount: (next) => this.#setCount(name, next),
         remove: () => this.#remove(name),
-      }),
+      })
     );
     this.#chosen.replaceChildren(...rows);
   }
@@ -172,15 +185,19 @@ function sizeInput(placeholder) {
 }
 
 /**
- * The fields of a machine: {nodes, fill(machine), said(), take()}. said() is what they say now; take() adds a device that
- * was typed and not chosen yet, and returns what is wrong with it.
+ * The fields of a machine: {nodes, fill(machine), said(), take()}. said() is what they say now; take() adds a device
+ * that was typed and not chosen yet, and returns what is wrong with it.
  */
 export function machineFields() {
   const part = new DevicePart();
   const ram = sizeInput("64G");
   const vram = sizeInput("24G,24G");
   const cpu = sizeInput(MACHINE.cpuExample);
-  const sizes = el("datalist", { id: `machine-sizes-${++lastList}` }, SIZES.map((size) => el("option", { value: size })));
+  const sizes = el(
+    "datalist",
+    { id: `machine-sizes-${++lastList}` },
+    SIZES.map((size) => el("option", { value: size })),
+  );
   ram.setAttribute("list", sizes.id);
   return {
     nodes: [

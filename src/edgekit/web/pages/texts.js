@@ -509,7 +509,8 @@ export const HARDWARE = {
   usable: "What each engine may use",
   usableHint: "Free memory minus a reserve. Verdicts are measured against it.",
   programs: "Engines on this computer",
-  programWith: (engine, backends) => [`runs ${engine} models`, backends.length && `on ${backends.join(", ")}`].filter(Boolean).join(" "),
+  programWith: (engine, backends) =>
+    [`runs ${engine} models`, backends.length && `on ${backends.join(", ")}`].filter(Boolean).join(" "),
   noPrograms: "No engine was found on this computer. To install llama.cpp with EdgeKit:",
   install: "pip install 'edgekit-models[llama]'",
   notes: "Notes",
@@ -517,7 +518,9 @@ export const HARDWARE = {
   measuredOn: (date) => `Machine measured on ${date}`,
   engineMeasured: ({ engine, version, device, overhead, speed, label, date }) => {
     const beyond = overhead === null ? "" : `: ${bytes(overhead)} beyond its estimate`;
-    return [`${engine} ${version} on ${device}${beyond}`, speed && `${rate(speed, "")} with ${label}`, date].filter(Boolean).join(", ");
+    return [`${engine} ${version} on ${device}${beyond}`, speed && `${rate(speed, "")} with ${label}`, date].filter(
+      Boolean,
+    ).join(", ");
   },
   outOfBounds: ({ label, part, predicted, measured, engine, version, date }) =>
     `Outside its error bound: ${label}, ${part}: ${bytes(predicted)} predicted, ${bytes(measured)} measured ` +
@@ -551,21 +554,29 @@ export const HARDWARE = {
     counting: "Counting the models ...",
     sentence: ({ size, gained, models, task }) =>
       gained > 0
-        ? `${size} would run ${plural(gained, "more model", "more models")} of the ${tokens(models)} most used for ${task}, fully on the GPU.`
+        ? `${size} would run ${plural(gained, "more model", "more models")} of the ${
+          tokens(models)
+        } most used for ${task}, fully on the GPU.`
         : `${size} runs no more of the ${tokens(models)} most used models for ${task} fully on the GPU.`,
     sentenceNow: ({ size, count, models, task }) =>
       `Your ${size} runs ${tokens(count)} of the ${tokens(models)} most used models for ${task} fully on the GPU.`,
     sentenceFirst: ({ size, count, models, task }) =>
       `A GPU with ${size} runs ${tokens(count)} of the ${tokens(models)} most used models for ${task} fully.`,
     sentenceLess: ({ size, count, models, task }) =>
-      `${size} runs ${tokens(count)} of the ${tokens(models)} most used models for ${task} fully on the GPU: fewer than yours.`,
+      `${size} runs ${tokens(count)} of the ${
+        tokens(models)
+      } most used models for ${task} fully on the GPU: fewer than yours.`,
     picture: "Models that run fully on the GPU, by its memory",
     keys: "Use the arrow keys to choose a size.",
     here: "you are here",
     axis: "GPU memory, GB",
     axisY: "models",
     step: ({ size, count, models, gained, devices, isNow }) =>
-      [`${size}: ${count} of ${models} models`, isNow ? "your size" : gained > 0 && `${gained} more than now`, devices.join(", ")]
+      [
+        `${size}: ${count} of ${models} models`,
+        isNow ? "your size" : gained > 0 && `${gained} more than now`,
+        devices.join(", "),
+      ]
         .filter(Boolean)
         .join(", "),
     tip: (count, models) => `${tokens(count)} of ${tokens(models)} models`,
@@ -578,14 +589,23 @@ export const HARDWARE = {
     tryDevice: (name) => `Try ${name}`,
     table: "Show as a table",
     columns: ["Memory", "Models", "More than now", "For example"],
-    footnote: "Counted: weights at 4 bits or what they are published in, at least 16K of context, everything on the GPU.",
+    footnote:
+      "Counted: weights at 4 bits or what they are published in, at least 16K of context, everything on the GPU.",
   },
   devicesTitle: "All known devices",
   devices: "Devices",
   find: "Find a device",
   findExample: "RTX, M4, phone, AMD ...",
   loadingList: "Loading the list ...",
-  columns: { device: "Device", kind: "Kind", memory: "Memory", usable: "Usable", bandwidth: "Bandwidth", released: "Released", use: "Try" },
+  columns: {
+    device: "Device",
+    kind: "Kind",
+    memory: "Memory",
+    usable: "Usable",
+    bandwidth: "Bandwidth",
+    released: "Released",
+    use: "Try",
+  },
   use: "Use",
   useNamed: (name) => `Use ${name}`,
   unknown: "-",

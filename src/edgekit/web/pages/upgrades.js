@@ -133,10 +133,22 @@ export class Upgrades {
     this.#stage.replaceChildren(
       svg(
         "svg",
-        { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "radiogroup", "aria-label": `${TEXTS.picture}. ${TEXTS.keys}` },
+        {
+          width,
+          height: HEIGHT,
+          viewBox: `0 0 ${width} ${HEIGHT}`,
+          role: "radiogroup",
+          "aria-label": `${TEXTS.picture}. ${TEXTS.keys}`,
+        },
         ticks(top).map((count) => gridLine(count, width, y(count))),
         svg("text", { class: "upgrade-axis", x: 0, y: 12, text: TEXTS.axisY }),
-        svg("text", { class: "upgrade-axis", x: width - MARGIN.right, y: HEIGHT - 4, "text-anchor": "end", text: TEXTS.axis }),
+        svg("text", {
+          class: "upgrade-axis",
+          x: width - MARGIN.right,
+          y: HEIGHT - 4,
+          "text-anchor": "end",
+          text: TEXTS.axis,
+        }),
         this.#groups,
         this.#marker(band, y),
       ),
@@ -153,7 +165,9 @@ export class Upgrades {
     const [x, width] = [left + (band * GAP) / 2, band * (1 - GAP)];
     const rect = (className, from, to) => {
       const node = svg("rect", { class: className, rx: 3 });
-      for (const [name, value] of Object.entries({ x, width, y: y(to), height: y(from) - y(to) })) place(node, name, Math.max(0, value));
+      for (const [name, value] of Object.entries({ x, width, y: y(to), height: y(from) - y(to) })) {
+        place(node, name, Math.max(0, value));
+      }
       return node;
     };
     const isLabelled = band >= NARROW || at % 2 === Math.max(0, this.#now) % 2;
@@ -163,13 +177,27 @@ export class Upgrades {
       {
         class: step.is_now ? "upgrade-step now" : "upgrade-step",
         role: "radio",
-        "aria-label": TEXTS.step({ size: step.label, count: step.count, models: this.#answer.models, gained: this.#more(step), devices: step.devices, isNow: step.is_now }),
+        "aria-label": TEXTS.step({
+          size: step.label,
+          count: step.count,
+          models: this.#answer.models,
+          gained: this.#more(step),
+          devices: step.devices,
+          isNow: step.is_now,
+        }),
       },
       svg("rect", { class: "upgrade-hit", x: left, y: MARGIN.top - 20, width: band, height: HEIGHT - MARGIN.top - 4 }),
       kept > 0 && rect("upgrade-kept", 0, kept),
       step.count > kept && rect("upgrade-more", kept, step.count),
-      band >= NARROW && svg("text", { class: "upgrade-count", x: middle, y: y(step.count) - 6, text: tokens(step.count) }),
-      isLabelled && svg("text", { class: "upgrade-size", x: middle, y: HEIGHT - MARGIN.bottom + 18, text: step.label.replace(/\s*GB$/, "") }),
+      band >= NARROW &&
+        svg("text", { class: "upgrade-count", x: middle, y: y(step.count) - 6, text: tokens(step.count) }),
+      isLabelled &&
+        svg("text", {
+          class: "upgrade-size",
+          x: middle,
+          y: HEIGHT - MARGIN.bottom + 18,
+          text: step.label.replace(/\s*GB$/, ""),
+        }),
     );
     group.addEventListener("click", () => this.#choose(at));
     group.addEventListener("pointerenter", () => this.#showTip(at));
@@ -191,7 +219,12 @@ export class Upgrades {
       "g",
       { class: "upgrade-here", "aria-hidden": "true" },
       svg("path", { d: `M${x - 5} ${above - 7}h10l-5 6z` }),
-      svg("text", { x: anchor === "middle" ? x : x + (anchor === "start" ? -5 : 5), y: above - 12, "text-anchor": anchor, text: TEXTS.here }),
+      svg("text", {
+        x: anchor === "middle" ? x : x + (anchor === "start" ? -5 : 5),
+        y: above - 12,
+        "text-anchor": anchor,
+        text: TEXTS.here,
+      }),
     );
   }
 
@@ -225,7 +258,9 @@ export class Upgrades {
     this.#tip.replaceChildren(
       el("strong", { text: step.label }),
       el("span", { text: TEXTS.tip(step.count, this.#answer.models) }),
-      step.is_now ? el("span", { text: TEXTS.here }) : el("span", { class: "gain", text: this.#now < 0 ? "" : TEXTS.tipMore(more) }),
+      step.is_now
+        ? el("span", { text: TEXTS.here })
+        : el("span", { class: "gain", text: this.#now < 0 ? "" : TEXTS.tipMore(more) }),
       el("small", { text: step.devices.join(", ") }),
     );
     this.#tip.hidden = false;
@@ -239,8 +274,20 @@ export class Upgrades {
     const { steps, models } = this.#answer;
     const step = steps[this.#chosen];
     const now = steps[this.#now];
-    const facts = { size: step.label, count: step.count, models, gained: this.#more(step), task: TEXTS.tasks[this.#task] };
-    const told = !now ? TEXTS.sentenceFirst : step.is_now ? TEXTS.sentenceNow : facts.gained < 0 ? TEXTS.sentenceLess : TEXTS.sentence;
+    const facts = {
+      size: step.label,
+      count: step.count,
+      models,
+      gained: this.#more(step),
+      task: TEXTS.tasks[this.#task],
+    };
+    const told = !now
+      ? TEXTS.sentenceFirst
+      : step.is_now
+      ? TEXTS.sentenceNow
+      : facts.gained < 0
+      ? TEXTS.sentenceLess
+      : TEXTS.sentence;
     this.#sentence.textContent = told(facts);
     this.#gained.replaceChildren(this.#models(step), this.#devices(step));
     this.#fillTable();
@@ -264,7 +311,9 @@ export class Upgrades {
 
   #devices(step) {
     const choose = (name) => machine.set({ device: [name], ram: machine.ram, cpu: machine.cpu });
-    const buttons = step.devices.map((name) => el("button", { type: "button", class: "small", text: TEXTS.tryDevice(name), onclick: () => choose(name) }));
+    const buttons = step.devices.map((name) =>
+      el("button", { type: "button", class: "small", text: TEXTS.tryDevice(name), onclick: () => choose(name) })
+    );
     return el("div", {}, el("h3", { text: TEXTS.devices }), el("div", { class: "buttons" }, buttons));
   }
 
@@ -278,11 +327,14 @@ export class Upgrades {
         number(tokens(step.count)),
         number(this.#now < 0 ? HARDWARE.unknown : String(this.#more(step))),
         el("td", { text: step.devices.join(", ") }),
-      ),
+      )
     );
     const columns = TEXTS.columns.map((text, at) => (at === 1 || at === 2 ? { text, class: "number" } : text));
     const { open } = this.#table;
-    this.#table.replaceChildren(el("summary", { text: TEXTS.table }), scrollTable(TEXTS.picture, "upgrade-table", columns, el("tbody", {}, rows)));
+    this.#table.replaceChildren(
+      el("summary", { text: TEXTS.table }),
+      scrollTable(TEXTS.picture, "upgrade-table", columns, el("tbody", {}, rows)),
+    );
     this.#table.open = open;
   }
 }
