@@ -1,10 +1,9 @@
-"""How fast the page appears in Chromium: home on a fresh server, home again, a model, the API page; at full and quarter CPU.
+"""How fast pages appear in Chromium: home on a fresh server and again, a model, the API page; CPU full and a quarter.
 
     python benchmarks/page_load.py [--filmstrip FOLDER]
 
-Interactive: the search box completes what is typed. Settled: no visible placeholder is left. The browser's CPU is slowed
-down by Chromium itself, the server's is not. With --filmstrip, pictures of the first three seconds of a first visit are
-saved. Without a network: --offline.
+Interactive: heading and search box are there. Settled: no visible placeholder is left. Chromium slows down its own CPU,
+the server's stays as it is. With --filmstrip, pictures of the first three seconds of a first visit are saved.
 """
 
 from __future__ import annotations
