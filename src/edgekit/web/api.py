@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Annotated, cast
 
 from anyio import to_thread
@@ -13,12 +12,11 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from edgekit.app.candidates import complete
 from edgekit.errors import NotFoundError
 from edgekit.index.names import find_entry
 from edgekit.report.index import entry_json
 from edgekit.report.json import json_line
-from edgekit.web.calls import CALLS, LISTS, Call, WebState, machine_now
+from edgekit.web.calls import CALLS, LISTS, Call, WebState, home_request
 from edgekit.web.cards import Deck
 from edgekit.web.failures import Failure, Problem, Responses
 from edgekit.web.jobs import JobEvent, JobState
@@ -256,9 +254,10 @@ async def job_events(
     f"{ROOT}/cards/events",
     operation_id="events_api_v1_cards_events_get",
     response_class=StreamingResponse,
-    summary="Check every model of the index on a machine",
+    summary="Check the most used models on a machine, the best ones for a task first",
     responses=_stream(
-        "`machine`, a `card` for each model, best candidates first, then `done` or `failed`"
+        "`machine`, a `card` for each model, best candidates first, and `picks`, the best ones for the task, as soon "
+        "as they are known; then `done` or `failed`"
     ),
 )
 async def card_events(
@@ -268,7 +267,6 @@ async def card_events(
     cards = state_of(request).cards
 
     def find_deck() -> Deck:
-        requested = cast("CallFields", fields).request()
-        return cards.deck(complete(replace(requested, machine=machine_now(requested))))
+        return cards.deck(home_request(fields))
 
     return _events_answer(cards.follow(await to_thread.run_sync(find_deck)))
