@@ -22,7 +22,7 @@ from tests.web.serving import LOCAL, ask, events, start
 
 from edgekit.cli import main
 from edgekit.engines import engine_named
-from edgekit.index import read_index
+from edgekit.index import checked_entries, read_index
 from edgekit.index.names import find_entry
 from edgekit.index.types import Index, ModelPurpose
 from edgekit.machine.types import Machine
@@ -41,7 +41,6 @@ from edgekit.web.cards import (
     Maker,
     Pause,
     Picks,
-    checked_entries,
     sort_entries,
     work,
 )

@@ -61,6 +61,7 @@ Several models, a folder of models, or - (names on standard input) give a table.
 examples:
   edgekit check qwen3-8b --device "RTX 4060"
   edgekit check "Gemma 3 27B" --quant Q8_0 -c 32k --vram 24G,24G --ram 64G
+  edgekit check gemma-3-27b --device "RTX 4090" --ram 64G --ladder
   edgekit check ~/models
 
 exit codes: 0 it loads (1 if it is tight and --strict is given), 3 does not fit, is slower than --min-speed or cannot
@@ -88,6 +89,7 @@ def add_check(commands: Commands) -> None:
             **ASK_ENGINE,
             "--exact": "read the whole header of a remote model, even if its start is enough to answer "
             "(--json always does)",
+            "--ladder": "list every quantisation of one model: size, verdict, speed, context and quality loss",
             "--strict": "exit with code 1 if the model only just fits (tight)",
             **USERS,
             **MIN_CONTEXT,
@@ -374,6 +376,7 @@ examples:
   edgekit hardware --device m3-max-64
   edgekit hardware --cpu "Ryzen 7 7700" --ram "2x16G DDR5-6000"
   edgekit hardware --measure
+  edgekit hardware --upgrades --task code
   edgekit hardware --devices
 
 """
@@ -385,13 +388,15 @@ def add_hardware(commands: Commands) -> None:
         "hardware",
         run="facts:run_hardware",
         usage="edgekit hardware [--device NAME] [--ram SIZE] [--vram SIZES] [--cpu NAME] [--measure] [--devices]"
-        " [--json]",
+        " [--upgrades] [--json]",
         description="Shows the memory and GPUs of this machine, what limits and uses them, and how much llama.cpp, "
         "vLLM and MLX may use: what is free, minus a reserve. Lists the programs found here that run models.",
         epilog=DEVICE_FORMS + _HARDWARE_EXAMPLES,
         options={
             **JSON,
             "--devices": "list all devices that --device knows",
+            "--upgrades": "how many models would run fully on a GPU with more memory, or less",
+            "--task TASK": "with --upgrades: chat (default), code, reasoning, vision or embed",
             "--measure": "measure the RAM bandwidth of this machine now (under a second) and save it",
             **DEVICES,
         },

@@ -34,9 +34,9 @@ from edgekit.app.recommend import recommend
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.errors import CancelledError, EdgekitError
-from edgekit.index import most_used, read_index
+from edgekit.index import checked_entries, read_index
 from edgekit.index.resolve import CATALOG
-from edgekit.index.types import Entry, Index, ModelPurpose
+from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.plan.commands import ready_commands
 from edgekit.plan.plan import Plan, make_plan
@@ -650,19 +650,6 @@ class Maker:
                 return model
         opened = self._open_entry(entry, engine)
         return ResolvedModel(name=entry.id, entry=entry, found=opened)
-
-
-CHECKED_MODELS = 160  # of EdgeKit's own: about a minute of planning
-
-
-def checked_entries(index: Index) -> list[Entry]:
-    """The models that the page checks by itself: the user's own, and the most used ones whose layers are known.
-
-    Base models are not among them: they have no purpose.
-    """
-    users = [entry for entry in index.entries if entry.is_users]
-    known = (entry for entry in index.entries if not entry.is_users and entry.forms and entry.kinds)
-    return [*users, *most_used(known)[:CHECKED_MODELS]]
 
 
 def sort_entries(

@@ -259,6 +259,14 @@ CHECK = _call_fields(
     "min_speed prompt_tokens users",
     _MACHINE,
 )
+LADDER = _call_fields(
+    "LadderRequest",
+    "model engine",
+    _CHECKED,
+    _CHECK,
+    "min_speed prompt_tokens users",
+    _MACHINE,
+)
 PLAN = _call_fields(
     "PlanRequest",
     "model engine",
@@ -277,6 +285,7 @@ RECOMMEND = _call_fields(
     _MACHINE,
     one_engine=True,
 )
+UPGRADES = _call_fields("UpgradesRequest", "task", _PLANNED, _MACHINE, one_engine=True)
 FIT = _call_fields("FitRequest", "model engine", _CHECKED, _CHECK, "users", _MACHINE)
 CURVES = _call_fields("CurvesRequest", "model engine", _CHECKED, _CHECK, _MACHINE, "points")
 HARDWARE = _call_fields("HardwareRequest", _DESCRIBED)
