@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
 import re
 import secrets
@@ -27,7 +26,7 @@ from edgekit.machine.types import Machine
 from edgekit.report.json import SCHEMA, json_text
 from edgekit.report.picture import badge_svg, picture_svg, read_theme
 from edgekit.report.share_page import Reproduction, share_html
-from edgekit.report.shared_answer import SharedAnswer, ram_gb, shared_answer, without_folders
+from edgekit.report.shared_answer import SharedAnswer, ram_gb, shared_answer, today, without_folders
 from edgekit.request import Request
 from edgekit.sources.local import is_here, path_of_flag
 
@@ -79,8 +78,7 @@ def run_share(arguments: argparse.Namespace) -> tuple[str, int]:
         answer = check(arguments.model, request, session)[0]
     if isinstance(answer, Unanswered):
         raise answer.error
-    today = datetime.datetime.now(tz=datetime.UTC).astimezone().date()
-    shared = shared_answer(answer, today)
+    shared = shared_answer(answer, today())
     contents = {"badge": badge_svg(shared), "picture": picture_svg(shared, theme)}
     if not is_stdout and "html" not in targets:
         targets = {"html": Path(default_name(shared)), **targets}
@@ -102,7 +100,10 @@ def run_share(arguments: argparse.Namespace) -> tuple[str, int]:
 def _written_json(
     targets: Mapping[str, Path], shared: SharedAnswer, answer: Check, reproduction: Reproduction
 ) -> dict[str, Any]:
-    files = {name: str(targets[name]) if name in targets else None for name in ("html", "picture", "badge")}
+    files = {
+        name: str(targets[name]) if name in targets else None
+        for name in ("html", "picture", "badge")
+    }
     return {
         "schema": SCHEMA,
         "files": files,
@@ -207,8 +208,10 @@ def reproduction_of(arguments: argparse.Namespace, answer: Check) -> Reproductio
 
 
 def described(machine: Machine) -> dict[str, Any]:
-    """This machine as the fields device, ram, vram and cpu, with the names that EdgeKit knows."""
-    known = [device_like(device.name, memory_bytes=device.total_bytes) for device in machine.devices]
+    """The machine as the fields device, ram, vram and cpu, with the names that EdgeKit knows."""
+    known = [
+        device_like(device.name, memory_bytes=device.total_bytes) for device in machine.devices
+    ]
     names = [device.name for device in known if device is not None]
     fields: dict[str, Any] = {}
     if machine.devices and len(names) == len(known):

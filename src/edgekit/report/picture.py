@@ -105,11 +105,11 @@ def picture_svg(answer: SharedAnswer, theme: str = "light") -> str:
     colours = _THEMES[theme]
     description = escape(answer.description)
     label = escape(f"{answer.title}: {answer.verdict}")
+    size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
-        f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-family="{FONTS}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{FONTS}">',
         f"<title>{label}</title><desc>{description}</desc>",
-        _box(0, 0, WIDTH, HEIGHT, colours.ground),
+        _box(0, 0, WIDTH, HEIGHT, fill=colours.ground),
         *_head(answer, colours),
         *_title(answer, colours),
         *_verdict(answer, colours),
@@ -120,7 +120,7 @@ def picture_svg(answer: SharedAnswer, theme: str = "light") -> str:
     return "\n".join(parts)
 
 
-def _box(x: float, y: float, width: float, height: float, fill: str, radius: float = 0) -> str:
+def _box(x: float, y: float, width: float, height: float, *, fill: str, radius: float = 0) -> str:
     rounded = f' rx="{radius:g}"' if radius else ""
     size = f'width="{width:.6g}" height="{height:g}"'
     return f'<rect x="{x:.6g}" y="{y:g}" {size}{rounded} fill="{fill}"/>'
@@ -139,9 +139,7 @@ def _head(answer: SharedAnswer, colours: Theme) -> Iterator[str]:
 def _title(answer: SharedAnswer, colours: Theme) -> Iterator[str]:
     size = fitted_size(answer.title, INNER, _TITLE_SIZES, bold=True)
     title_y = 163 if size > 48 else 156
-    yield text_element(
-        answer.title, MARGIN, title_y, size, fill=colours.ink, most=INNER, bold=True
-    )
+    yield text_element(answer.title, MARGIN, title_y, size, fill=colours.ink, most=INNER, bold=True)
     if answer.details:
         yield text_element(answer.details, MARGIN, 206, 25, fill=colours.muted, most=INNER)
 
@@ -150,7 +148,7 @@ def _verdict(answer: SharedAnswer, colours: Theme) -> Iterator[str]:
     """A strip with the icon, the verdict, the machine and the sentence."""
     ink, ground = colours.tones[answer.tone]
     top, left, right = 228, MARGIN + 98, MARGIN + INNER - 28
-    yield _box(MARGIN, top, INNER, 112, ground, 14)
+    yield _box(MARGIN, top, INNER, 112, fill=ground, radius=14)
     yield verdict_icon(answer.tone, MARGIN + 50, top + 56, ink, ground)
     size = fitted_size(answer.verdict, 400, range(30, 21, -1), bold=True)
     yield text_element(answer.verdict, left, top + 41, size, fill=ink, most=400, bold=True)
@@ -199,7 +197,7 @@ def _figures(figures: Sequence[Figure], colours: Theme) -> Iterator[str]:
 
 def _value(figure: Figure, x: float, size: int, most: float, colours: Theme) -> str:
     """The value in large, its unit and an "about" sign in small."""
-    sign, space, number = figure.value.rpartition(" ")
+    sign, _, number = figure.value.rpartition(" ")
     small = f'font-size="20" font-weight="400" fill="{colours.muted}"'
     lead = ""
     if sign:
@@ -208,7 +206,7 @@ def _value(figure: Figure, x: float, size: int, most: float, colours: Theme) -> 
     unit = f'<tspan dx="8" {small}>{escape(figure.unit)}</tspan>' if figure.unit else ""
     value = text_element(number, x, 434, size, fill=colours.ink, most=most, bold=True)
     if sign:
-        value = value.replace(">", f">{lead}<tspan dx=\"{size * 0.14:.0f}\">", 1)
+        value = value.replace(">", f'>{lead}<tspan dx="{size * 0.14:.0f}">', 1)
         return value.replace("</text>", f"</tspan>{unit}</text>")
     return value.replace("</text>", f"{unit}</text>")
 
@@ -231,19 +229,19 @@ def _memories(shown: Sequence[SharedMemory], colours: Theme) -> Iterator[str]:
             memory.sizes, WIDTH - MARGIN, text_y, 19, fill=fill, most=sizes_width + 1, bold=True,
             anchor="end",
         )  # fmt: skip
-        yield from bar_elements(memory, left, y, width, height, colours)
+        yield from _bar(memory, colours, x=left, y=y, width=width, height=height)
     yield from _legend(shown, colours)
 
 
-def bar_elements(
-    memory: SharedMemory, x: float, y: float, width: float, height: float, colours: Theme
+def _bar(
+    memory: SharedMemory, colours: Theme, *, x: float, y: float, width: float, height: float
 ) -> Iterator[str]:
     """The free memory as a track, the parts of the load, and a mark at the end of the usable part."""
     whole = max(memory.required_bytes, memory.whole_bytes, memory.usable_bytes, 1)
     scale = width / whole
     usable = memory.usable_bytes * scale
-    yield _box(x, y, width, height, colours.reserve, 4)
-    yield _box(x, y, usable, height, colours.track, 4)
+    yield _box(x, y, width, height, fill=colours.reserve, radius=4)
+    yield _box(x, y, usable, height, fill=colours.track, radius=4)
     colour_of = dict(zip(PART_NAMES.values(), colours.parts, strict=True))
     total = sum(size for _, size in memory.parts) or 1
     drawn = memory.required_bytes * scale
@@ -253,13 +251,20 @@ def bar_elements(
         part = end - start
         gap = 1.5 if number + 1 < len(memory.parts) and part > 4 else 0
         if part > 0:
-            yield _box(start, y, max(part - gap, 0.5), height, colour_of[name], 3 if part > 8 else 0)
+            yield _box(
+                start,
+                y,
+                max(part - gap, 0.5),
+                height,
+                fill=colour_of[name],
+                radius=3 if part > 8 else 0,
+            )
         start = end
     if memory.is_too_small:
-        yield _box(x + usable, y, drawn - usable, height, colours.tones[Tone.BAD][0], 3)
+        yield _box(x + usable, y, drawn - usable, height, fill=colours.tones[Tone.BAD][0], radius=3)
     mark = min(max(x + usable, x + 1.5), x + width - 1.5)
-    yield _box(mark - 3.5, y - 6, 7, height + 12, colours.ground)
-    yield _box(mark - 1.5, y - 6, 3, height + 12, colours.ink, 1.5)
+    yield _box(mark - 3.5, y - 6, 7, height + 12, fill=colours.ground)
+    yield _box(mark - 1.5, y - 6, 3, height + 12, fill=colours.ink, radius=1.5)
 
 
 def _legend(shown: Sequence[SharedMemory], colours: Theme) -> Iterator[str]:
@@ -268,14 +273,14 @@ def _legend(shown: Sequence[SharedMemory], colours: Theme) -> Iterator[str]:
     y = 594
     for name, colour in zip(PART_NAMES.values(), colours.parts, strict=True):
         if name in present:
-            yield _box(x, y - 13, 14, 14, colour, 3)
+            yield _box(x, y - 13, 14, 14, fill=colour, radius=3)
             yield text_element(name, x + 22, y, 18, fill=colours.muted, most=160)
             x += 22 + text_width(name, 18) + 26
     if any(memory.is_too_small for memory in shown):
-        yield _box(x, y - 13, 14, 14, colours.tones[Tone.BAD][0], 3)
+        yield _box(x, y - 13, 14, 14, fill=colours.tones[Tone.BAD][0], radius=3)
         yield text_element(TOO_MUCH, x + 22, y, 18, fill=colours.muted, most=160)
         x += 22 + text_width(TOO_MUCH, 18) + 26
-    yield _box(x + 5, y - 16, 3, 20, colours.ink, 1.5)
+    yield _box(x + 5, y - 16, 3, 20, fill=colours.ink, radius=1.5)
     yield text_element("usable", x + 20, y, 18, fill=colours.muted, most=160)
 
 
@@ -321,9 +326,8 @@ def _badge(text: str, ground: str, title: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole}" height="{_BADGE_HEIGHT}" role="img" '
         f'aria-label="{description}"><title>{description}</title>'
-        f'<clipPath id="r"><rect width="{whole}" height="{_BADGE_HEIGHT}" rx="3"/></clipPath>'
-        f'<g clip-path="url(#r)"><rect width="{left}" height="{_BADGE_HEIGHT}" fill="#1f3a5f"/>'
-        f'<rect x="{left}" width="{widths[1]}" height="{_BADGE_HEIGHT}" fill="{ground}"/></g>'
+        f'<rect width="{whole}" height="{_BADGE_HEIGHT}" rx="3" fill="{ground}"/>'
+        f'<path d="M3 0H{left}V{_BADGE_HEIGHT}H3a3 3 0 0 1-3-3V3a3 3 0 0 1 3-3z" fill="#1f3a5f"/>'
         '<g fill="#ffffff" font-family="Verdana, \'DejaVu Sans\', Geneva, sans-serif" '
         f'font-size="{_BADGE_SIZE}">{"".join(texts)}</g></svg>\n'
     )

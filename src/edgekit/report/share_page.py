@@ -17,6 +17,8 @@ from edgekit.units import format_bytes
 
 Clean = Callable[[str], str]
 
+MOST_FILE_LINES = 12  # of a file that is shown among the commands
+_FOOTER = "Made by EdgeKit, which answers before you download: will this model run on my machine, and how?"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 _STYLE = """\
 :root { color-scheme: light dark; LIGHT_COLOURS }
@@ -64,6 +66,8 @@ pre { margin: 0; padding: .8rem 1rem; background: var(--track); border-radius: 8
   white-space: pre-wrap; font: .95rem/1.5 ui-monospace, "Cascadia Mono", Menlo, Consolas, monospace; user-select: all; }
 img { display: block; width: 100%; height: auto; border: 1px solid var(--line); border-radius: 10px; }
 a { color: var(--accent); }
+details { margin-top: 1rem; }
+summary { color: var(--accent); cursor: pointer; }
 footer { margin-top: 3rem; color: var(--muted); }
 """
 
@@ -97,7 +101,7 @@ def share_html(
             *_meta_tags(text(title), text(answer.sentence)),
             f"<style>{_style(answer.tone)}</style></head>",
             "<body><main>",
-            f'<header><p class="brand">{_icon(32)}EdgeKit</p>'
+            f'<header><p class="brand">{_icon(32)}EdgeKit</p>',
             f'<p class="muted">{text(answer.engine)} · {answer.date_words}</p></header>',
             f'<h1>{text(answer.title)}</h1><p class="muted">{text(answer.details)}</p>',
             _verdict(answer, text),
@@ -107,8 +111,7 @@ def share_html(
             *_changes(check, text),
             *_reproduction(reproduction, text),
             *_picture(answer),
-            "<footer><p>Made by EdgeKit, which answers before you download: will this model run on my machine, "
-            "and how?</p></footer>",
+            f"<footer><p>{_FOOTER}</p></footer>",
             "</main></body></html>\n",
         ]
     )
@@ -162,21 +165,29 @@ def _figures(figures: Sequence[Figure], text: Clean) -> Iterator[str]:
 
 
 def _commands(check: Check, text: Clean) -> Iterator[str]:
-    """The commands of every program, ready to copy: a click selects one."""
+    """The commands of every program, the usual one first. A click selects one."""
     if not check.result.can_load:
         return
-    ready = [command for command in check.ready if command.kind in {COMMAND, FILE}]
-    texts = [(command.name, command.text, command.notes) for command in ready]
-    if not texts and check.bill.command:
-        texts = [("Command", check.bill.command, ())]
-    if not texts:
+    ready = [
+        command
+        for command in check.ready
+        if command.kind == COMMAND
+        or (command.kind == FILE and command.text.count("\n") <= MOST_FILE_LINES)
+    ]
+    parts = [_command(command.name, command.text, command.notes, text) for command in ready]
+    if not parts and check.bill.command:
+        parts = [_command("Command", check.bill.command, (), text)]
+    if not parts:
         return
-    yield "<section><h2>Run it</h2>"
-    for name, command, notes in texts:
-        yield f"<h3>{text(name)}</h3>{_copied(command, text)}"
-        for note in notes:
-            yield f'<p class="muted">{text(note)}</p>'
+    yield f"<section><h2>Run it</h2>{parts[0]}"
+    if len(parts) > 1:
+        yield f"<details><summary>Other programs</summary>{''.join(parts[1:])}</details>"
     yield "</section>"
+
+
+def _command(name: str, command: str, notes: Sequence[str], text: Clean) -> str:
+    below = "".join(f'<p class="muted">{text(note)}</p>' for note in notes)
+    return f"<h3>{text(name)}</h3>{_copied(command, text)}{below}"
 
 
 def _copied(command: str, text: Clean) -> str:
@@ -230,7 +241,7 @@ def _bar(memory: SharedMemory) -> Iterator[str]:
     """The parts up to the usable memory, what is too much, and the mark."""
     whole = max(memory.required_bytes, memory.whole_bytes, memory.usable_bytes, 1)
     colour_of, total = _part_colours(), sum(size for _, size in memory.parts) or 1
-    room = memory.usable_bytes
+    room = float(memory.usable_bytes)
     for name, size in memory.parts:
         shown = min(memory.required_bytes * size / total, room)
         room -= shown
@@ -272,7 +283,8 @@ def _reproduction(reproduction: Reproduction, text: Clean) -> Iterator[str]:
 def _picture(answer: SharedAnswer) -> Iterator[str]:
     """The picture in both themes, as an image that the reader can save."""
     light, dark = (
-        base64.b64encode(picture_svg(answer, theme).encode()).decode() for theme in ("light", "dark")
+        base64.b64encode(picture_svg(answer, theme).encode()).decode()
+        for theme in ("light", "dark")
     )
     data = "data:image/svg+xml;base64,"
     yield "<section><h2>As a picture</h2><picture>"

@@ -5,7 +5,7 @@ The picture, the badge and the HTML file show the same values, so that they cann
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import enum
 import math
 import re
@@ -15,12 +15,13 @@ from dataclasses import dataclass
 
 from edgekit.app.check import Check
 from edgekit.app.search import runs_on
-from edgekit.bill.types import Status, Verdict
+from edgekit.bill.types import Verdict
 from edgekit.engines.choices import AS_NAMED
 from edgekit.errors import NotFoundError, printable
 from edgekit.index.names import find_entry
 from edgekit.index.types import Entry
 from edgekit.machine.devices import device_like
+from edgekit.machine.processors import processor_like
 from edgekit.machine.types import Device, Machine, together_bytes
 from edgekit.plan.choice import download_bytes
 from edgekit.report.check import (
@@ -101,7 +102,7 @@ class SharedAnswer:
     figures: tuple[Figure, ...]
     memories: tuple[SharedMemory, ...]
     engine: str  # with its version
-    date: datetime.date
+    date: dt.date
 
     @property
     def date_words(self) -> str:
@@ -120,7 +121,12 @@ class SharedAnswer:
         return f"{model} on {self.machine}: {self.sentence}. {self.engine}, {self.date_words}."
 
 
-def shared_answer(check: Check, date: datetime.date) -> SharedAnswer:
+def today() -> dt.date:
+    """The date here."""
+    return dt.datetime.now(tz=dt.UTC).astimezone().date()
+
+
+def shared_answer(check: Check, date: dt.date) -> SharedAnswer:
     result = check.result
     entry = entry_of(check)
     tone, verdict, short_verdict = _verdict(result)
@@ -148,7 +154,7 @@ def without_folders(text: str, folders: Sequence[str] = ()) -> str:
     """
     for folder in sorted(folders, key=len, reverse=True):
         if folder.strip("./\\~"):
-            text = re.sub(rf"(?<![\w/.-]){re.escape(folder)}[/\\]", "", text)
+            text = re.sub(rf"(?<![\w/.-])(?:\./)?{re.escape(folder)}[/\\]", "", text)
     return _FOLDERS.sub("", text)
 
 
@@ -203,10 +209,21 @@ def machine_label(machine: Machine) -> str:
     for name, device in _counted(machine.devices):
         parts += _device_parts(device, name)
     if not machine.devices:
-        parts.append(machine.processor or ("CPU" if machine.host else machine.name))
+        parts.append(_processor(machine) or ("CPU" if machine.host else machine.name))
     if machine.host is not None and not any(device.unified for device in machine.devices):
         parts.append(f"{ram_gb(machine.host.total_bytes)} GB {RAM}")
     return printable(" · ".join(parts))
+
+
+def _processor(machine: Machine) -> str:
+    """'Ryzen 7 7700'; of 'Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz' what identifies it; '' if unknown."""
+    known = processor_like(machine.processor)
+    if known is not None:
+        return known.name
+    name = re.sub(
+        r"\([RTM]+\)|@.*| (?:CPU|Processor)\b.*", "", machine.processor, flags=re.IGNORECASE
+    )
+    return " ".join(name.split())
 
 
 def _counted(devices: Sequence[Device]) -> Iterator[tuple[str, Device]]:
@@ -239,7 +256,7 @@ def _device_parts(device: Device, name: str) -> Iterator[str]:
 def ram_gb(total_bytes: int) -> int:
     """The size of memory modules: 62.7 GiB of RAM are sold as 64 GB, 15.5 as 16, 188 as 192."""
     gib = max(total_bytes / GIB, 1)
-    step = 2 ** max(math.floor(math.log2(gib)) - 4, 0)
+    step = 1 << max(math.floor(math.log2(gib)) - 4, 0)
     return math.ceil(gib / step) * step
 
 
@@ -322,7 +339,9 @@ def _speed(result: Verdict) -> Figure:
     if rates is None or typical is None:
         return Figure(label=label, value=NOT_KNOWN, unit="tokens/s", note="not known")
     interval = interval_words(rates).replace("-", "\N{EN DASH}")
-    one_user = "one user at a time" if result.streams > 1 or (result.load.sequences or 1) > 1 else ""
+    one_user = (
+        "one user at a time" if result.streams > 1 or (result.load.sequences or 1) > 1 else ""
+    )
     one_user = one_user if takes_a_share(result) or result.streams > 1 else ""
     figure = f"{typical / 1000:,.0f}K" if typical >= 10_000 else rate_figure(typical)
     value = "< 0.1" if figure.startswith("less") else f"\N{ALMOST EQUAL TO} {figure}"

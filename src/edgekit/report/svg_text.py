@@ -71,7 +71,9 @@ def _advance(char: str, *, bold: bool) -> int:
 
 def is_measured(text: str) -> bool:
     """Whether the widths of all characters are known, not only assumed."""
-    letters = (char for char in unicodedata.normalize("NFD", text) if not unicodedata.combining(char))
+    letters = (
+        char for char in unicodedata.normalize("NFD", text) if not unicodedata.combining(char)
+    )
     return all(
         " " <= char <= "~" or char in _OTHERS or unicodedata.east_asian_width(char) in "WF"
         for char in letters
