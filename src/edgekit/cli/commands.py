@@ -120,7 +120,7 @@ examples:
   edgekit share gemma-3-27b --device "RTX 4090" --ram 64G
   edgekit share qwen3-8b --device "RTX 4060" -c 32k -o answer.html --force
   edgekit share qwen3-8b --device "RTX 4060" --badge badge.svg --picture picture.svg --theme dark
-  edgekit share model.gguf -o - | ssh host 'cat > answer.html'
+  edgekit share model.gguf --device m3-max-64 -o - > answer.html
 
 exit codes: 0 written, whatever the verdict (--json has it), 1 a file cannot be written, 2 wrong usage, a file exists or
 refused by the engine, 3 the engine cannot run there, 4 not found, no access or no network, 5 unreadable or unsupported

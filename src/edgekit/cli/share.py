@@ -128,8 +128,9 @@ def default_name(shared: SharedAnswer) -> str:
 def _check_targets(targets: Mapping[str, Path], *, force: bool) -> None:
     """Raises UsageError for a file that exists, and for one that is named twice."""
     for target in targets.values():
-        if target.is_dir():
-            raise UsageError(f"{target} is a folder: name a file")
+        if target.exists() and not target.is_file():  # a rename would replace /dev/null
+            kind = "a folder" if target.is_dir() else "not a regular file"
+            raise UsageError(f"{target} is {kind}: name a file, or - for standard output")
         if not force and os.path.lexists(target):
             raise _exists(target)
     places = [target.absolute() for target in targets.values()]
@@ -254,5 +255,7 @@ def _folders(references: Iterable[str]) -> Iterator[str]:
         with suppress(OSError, RuntimeError):
             for spelling in (path, path.expanduser(), path.absolute(), path.expanduser().resolve()):
                 yield str(spelling.parent)
+                if spelling.is_dir():
+                    yield str(spelling)
     with suppress(OSError, RuntimeError):
         yield from (str(Path.home()), str(Path.cwd()))

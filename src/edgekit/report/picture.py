@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from edgekit.errors import UsageError, one_line
 from edgekit.report.shared_answer import (
@@ -19,6 +18,7 @@ from edgekit.report.shared_answer import (
 )
 from edgekit.report.svg_text import (
     FONTS,
+    escaped,
     fitted_size,
     shortened,
     text_element,
@@ -103,8 +103,8 @@ _VALUE_SIZES = range(58, 23, -2)
 def picture_svg(answer: SharedAnswer, theme: str = "light") -> str:
     """The picture. `theme`: one of THEMES."""
     colours = _THEMES[theme]
-    description = escape(answer.description)
-    label = escape(f"{answer.title}: {answer.verdict}")
+    description = escaped(answer.description)
+    label = escaped(f"{answer.title}: {answer.verdict}")
     size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{FONTS}">',
@@ -202,8 +202,8 @@ def _value(figure: Figure, x: float, size: int, most: float, colours: Theme) -> 
     lead = ""
     if sign:
         lead = f'<tspan font-size="{size * 0.62:.0f}" font-weight="400" fill="{colours.muted}">'
-        lead += f"{escape(sign)}</tspan>"
-    unit = f'<tspan dx="8" {small}>{escape(figure.unit)}</tspan>' if figure.unit else ""
+        lead += f"{escaped(sign)}</tspan>"
+    unit = f'<tspan dx="8" {small}>{escaped(figure.unit)}</tspan>' if figure.unit else ""
     value = text_element(number, x, 434, size, fill=colours.ink, most=most, bold=True)
     if sign:
         value = value.replace(">", f'>{lead}<tspan dx="{size * 0.14:.0f}">', 1)
@@ -318,9 +318,9 @@ def _badge(text: str, ground: str, title: str) -> str:
         round(text_width(words, _BADGE_SIZE) + 2 * _BADGE_PADDING) for words in (_BADGE_NAME, text)
     ]
     left, whole = widths[0], sum(widths)
-    description = escape(title)
+    description = escaped(title)
     texts = [
-        f'<text x="{x + _BADGE_PADDING}" y="14" textLength="{width - 2 * _BADGE_PADDING}">{escape(words)}</text>'
+        f'<text x="{x + _BADGE_PADDING}" y="14" textLength="{width - 2 * _BADGE_PADDING}">{escaped(words)}</text>'
         for x, width, words in ((0, left, _BADGE_NAME), (left, widths[1], text))
     ]
     return (

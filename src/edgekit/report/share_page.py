@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from edgekit.app.check import Check
 from edgekit.engines.commands import COMMAND, FILE
@@ -13,6 +12,7 @@ from edgekit.errors import printable
 from edgekit.report.check import assumed_of, notes_on_screen
 from edgekit.report.picture import DARK, ICON, LIGHT, TOO_MUCH, Theme, picture_svg, verdict_icon
 from edgekit.report.shared_answer import PART_NAMES, Figure, SharedAnswer, SharedMemory, Tone
+from edgekit.report.svg_text import escaped
 from edgekit.units import format_bytes
 
 Clean = Callable[[str], str]
@@ -87,7 +87,7 @@ def share_html(
     """The file. `clean` removes local paths from texts."""
 
     def text(words: str) -> str:
-        return escape(clean(printable(words)))
+        return escaped(clean(words))
 
     title = f"{answer.title} on {answer.hardware}: {answer.verdict}"
     return "\n".join(
@@ -274,7 +274,7 @@ def _reproduction(reproduction: Reproduction, text: Clean) -> Iterator[str]:
     yield "<section><h2>Check it yourself</h2><h3>In a terminal</h3>"
     yield _copied(reproduction.command, text)
     yield "<h3>On the page of any EdgeKit (edgekit web), after its address</h3>"
-    yield f"<pre>{escape(reproduction.path)}</pre>"
+    yield f"<pre>{escaped(reproduction.path)}</pre>"
     for note in reproduction.notes:
         yield f'<p class="muted">{text(note)}</p>'
     yield "</section>"
@@ -289,5 +289,5 @@ def _picture(answer: SharedAnswer) -> Iterator[str]:
     data = "data:image/svg+xml;base64,"
     yield "<section><h2>As a picture</h2><picture>"
     yield f'<source media="(prefers-color-scheme: dark)" srcset="{data}{dark}">'
-    yield f'<img src="{data}{light}" width="1200" height="630" alt="{escape(answer.description)}">'
+    yield f'<img src="{data}{light}" width="1200" height="630" alt="{escaped(answer.description)}">'
     yield "</picture></section>"

@@ -56,9 +56,8 @@ def text_width(text: str, size: float, *, bold: bool = False) -> float:
 
 
 def _advance(char: str, *, bold: bool) -> int:
-    code = ord(char) - 32
-    if 0 <= code < len(_REGULAR):
-        return (_BOLD if bold else _REGULAR)[code]
+    if not char.isprintable():  # is replaced
+        char = "\N{REPLACEMENT CHARACTER}"
     if char in _OTHERS:
         return _OTHERS[char][bold]
     if unicodedata.combining(char):
@@ -66,7 +65,9 @@ def _advance(char: str, *, bold: bool) -> int:
     if unicodedata.east_asian_width(char) in "WF":
         return _WIDE
     letter = unicodedata.normalize("NFD", char)[0]  # an accent does not change the width
-    return _advance(letter, bold=bold) if letter < "\x7f" != char else _UNKNOWN[bold]
+    return (
+        (_BOLD if bold else _REGULAR)[ord(letter) - 32] if " " <= letter <= "~" else _UNKNOWN[bold]
+    )
 
 
 def is_measured(text: str) -> bool:
@@ -78,6 +79,11 @@ def is_measured(text: str) -> bool:
         " " <= char <= "~" or char in _OTHERS or unicodedata.east_asian_width(char) in "WF"
         for char in letters
     )
+
+
+def escaped(text: str) -> str:
+    """For an element or an attribute, without what XML does not allow."""
+    return escape(printable(text))
 
 
 def shortened(text: str, size: float, most: float, *, bold: bool = False) -> str:
@@ -143,12 +149,14 @@ def text_element(
     bold: bool = False,
     anchor: str = "start",
 ) -> str:
-    """A <text> of at most `most` pixels, escaped.
+    """A <text> of at most `most` pixels, escaped; '' for an empty text.
 
     Where the width of a character is only assumed, the browser is told the width (textLength), so that the text fits
     with any font.
     """
     text = shortened(printable(text), size, most, bold=bold)
+    if not text:
+        return ""
     attributes = f'x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{fill}"'
     if bold:
         attributes += ' font-weight="700"'
@@ -157,4 +165,4 @@ def text_element(
     if not is_measured(text):
         width = text_width(text, size, bold=bold)
         attributes += f' textLength="{width:.1f}" lengthAdjust="spacingAndGlyphs"'
-    return f"<text {attributes}>{escape(text)}</text>"
+    return f"<text {attributes}>{escaped(text)}</text>"
