@@ -321,7 +321,7 @@ def _missing_memory(check: Check) -> Iterator[Figure]:
     yield Figure(label="Usable", value=value, unit=unit, note=where)
     if required > usable:
         value, unit = _size(required - usable)
-        times = f"needs {required / usable:.1f}x what is usable" if usable else ""
+        times = f"needs {required / usable:.1f}x as much" if usable else ""
         yield Figure(label="Missing", value=value, unit=unit, note=times)
     else:
         longest = result.max_context // result.streams
