@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from edgekit.app.candidates import complete
-from edgekit.app.check import check_named
+from edgekit.app.check import Answer, check_named
 from edgekit.app.estimate import estimate_named
 from edgekit.app.fit import curve, fit
 from edgekit.app.inspect import inspect
@@ -198,6 +198,15 @@ def _check(state: WebState, fields: Any, watch: CallWatch) -> Json:
     request = _request(state, fields)
     with _open_model(state, fields, request, watch) as model:
         return answers_json(check_named(model, request, _session(state, watch)))
+
+
+def first_check(state: WebState, fields: Any, watch: CallWatch) -> Answer:
+    """The answer of `check`, for one engine and without what would change it. Raises UsageError for several engines."""
+    request = _request(state, fields)
+    if len(request.engines) > 1:
+        raise UsageError("engine: a picture shows the answer of one engine: name it")
+    with _open_model(state, fields, request, watch) as model:
+        return check_named(model, request, _session(state, watch), with_changes=False)[0]
 
 
 def _plan(state: WebState, fields: Any, watch: CallWatch) -> Json:
