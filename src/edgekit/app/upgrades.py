@@ -222,9 +222,7 @@ def _places(
     return made
 
 
-def _place(
-    entry: Entry, machines: Sequence[Machine], request: Request, session: Session
-) -> int:
+def _place(entry: Entry, machines: Sequence[Machine], request: Request, session: Session) -> int:
     """The index of the first machine that holds the model; len(machines) if none does."""
     try:
         task, tokens = smallest_usual_load(task_for(entry, request, session))

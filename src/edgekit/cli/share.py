@@ -24,9 +24,10 @@ from edgekit.machine.devices import device_like
 from edgekit.machine.processors import processor_like
 from edgekit.machine.types import Machine
 from edgekit.report.json import SCHEMA, json_text
+from edgekit.report.machine_label import ram_gb
 from edgekit.report.picture import badge_svg, picture_svg, read_theme
 from edgekit.report.share_page import Reproduction, share_html
-from edgekit.report.shared_answer import SharedAnswer, ram_gb, shared_answer, today, without_folders
+from edgekit.report.shared_answer import SharedAnswer, shared_answer, today, without_folders
 from edgekit.request import Request
 from edgekit.sources.local import is_here, path_of_flag
 

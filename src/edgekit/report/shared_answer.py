@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,10 +17,10 @@ from edgekit.bill.types import Verdict
 from edgekit.engines.choices import AS_NAMED
 from edgekit.errors import NotFoundError, printable
 from edgekit.index.names import find_entry
+from edgekit.index.titles import publisher_of
+from edgekit.index.titles import title_of as index_title
 from edgekit.index.types import Entry
-from edgekit.machine.devices import device_like
-from edgekit.machine.processors import processor_like
-from edgekit.machine.types import Device, Machine, together_bytes
+from edgekit.machine.types import Machine, together_bytes
 from edgekit.plan.choice import download_bytes
 from edgekit.report.check import (
     embeds,
@@ -31,6 +29,7 @@ from edgekit.report.check import (
     rounded_context_words,
     takes_a_share,
 )
+from edgekit.report.machine_label import counted_devices, machine_label
 from edgekit.report.speed import interval_words
 from edgekit.report.text import PARTS, RAM, UNIFIED, Memory, fullest, memories, sizes_words
 from edgekit.sources.filenames import MODEL_SUFFIXES
@@ -174,9 +173,8 @@ def entry_of(check: Check) -> Entry | None:
 
 def title_of(check: Check, entry: Entry | None) -> str:
     """The name of the model as people write it, else the file's or the repository's."""
-    written: str = getattr(entry, "title", "") or ""
-    if written:
-        return printable(written)
+    if entry is not None:
+        return printable(index_title(entry))
     name = check.bill.label.removeprefix("sample:").replace("\\", "/").rpartition("/")[2]
     name = name.partition(":")[0] or name
     for suffix in MODEL_SUFFIXES:
@@ -189,8 +187,9 @@ def title_of(check: Check, entry: Entry | None) -> str:
 
 def _publisher(check: Check, entry: Entry | None) -> str:
     """Who published the model; of an unknown repository, its owner."""
-    if entry is not None and entry.publisher:
-        return printable(entry.publisher)
+    publisher = None if entry is None else publisher_of(entry)
+    if publisher is not None:
+        return printable(publisher)
     owner, slash, _ = check.bill.label.partition("/")
     return printable(owner) if slash and check.is_remote and "." not in owner else ""
 
@@ -203,61 +202,10 @@ def _quantization(result: Verdict) -> str:
 # -- the machine ----------------------------------------------------------------------------------
 
 
-def machine_label(machine: Machine) -> str:
-    """'RTX 4090 · 24 GB · 64 GB RAM': names and sizes as on the box."""
-    parts: list[str] = []
-    for name, device in _counted(machine.devices):
-        parts += _device_parts(device, name)
-    if not machine.devices:
-        parts.append(_processor(machine) or ("CPU" if machine.host else machine.name))
-    if machine.host is not None and not any(device.unified for device in machine.devices):
-        parts.append(f"{ram_gb(machine.host.total_bytes)} GB {RAM}")
-    return printable(" · ".join(parts))
-
-
-def _processor(machine: Machine) -> str:
-    """'Ryzen 7 7700'; of 'Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz' what identifies it; '' if unknown."""
-    known = processor_like(machine.processor)
-    if known is not None:
-        return known.name
-    name = re.sub(
-        r"\([RTM]+\)|@.*| (?:CPU|Processor)\b.*", "", machine.processor, flags=re.IGNORECASE
-    )
-    return " ".join(name.split())
-
-
-def _counted(devices: Sequence[Device]) -> Iterator[tuple[str, Device]]:
-    """'2x RTX 3090', 'RTX 4090', each with one of its devices."""
-    first = {device.name: device for device in reversed(devices)}
-    for name, count in Counter(device.name for device in devices).items():
-        yield f"{count}x {name}" if count > 1 else name, first[name]
-
-
 def _hardware(machine: Machine) -> str:
     """'2x RTX 3090', 'M3 Max 64GB', 'Ryzen 7 7700': what a badge says of the machine."""
-    names = " + ".join(name for name, _ in _counted(machine.devices))
+    names = " + ".join(name for name, _ in counted_devices(machine.devices))
     return printable(names or machine_label(machine).partition(" · ")[0])
-
-
-def _device_parts(device: Device, name: str) -> Iterator[str]:
-    """The name and the size as sold."""
-    known = device_like(device.name, memory_bytes=device.total_bytes)
-    size_gb = known.size_gb if known is not None else ram_gb(device.total_bytes)
-    has_size = f"{size_gb} G" in name or f"{size_gb}G" in name
-    if device.unified:
-        yield known.model if known is not None and has_size else name
-        yield f"{size_gb} GB {UNIFIED}"
-    else:
-        yield name
-        if not has_size:
-            yield f"{size_gb} GB each" if name != device.name else f"{size_gb} GB"
-
-
-def ram_gb(total_bytes: int) -> int:
-    """The size of memory modules: 62.7 GiB of RAM are sold as 64 GB, 15.5 as 16, 188 as 192."""
-    gib = max(total_bytes / GIB, 1)
-    step = 1 << max(math.floor(math.log2(gib)) - 4, 0)
-    return math.ceil(gib / step) * step
 
 
 # -- the verdict ----------------------------------------------------------------------------------

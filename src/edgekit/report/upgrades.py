@@ -119,4 +119,3 @@ def upgrades_json(answer: Upgrades) -> Json:
         ],
         **fields(answer, "models notes"),
     }
-

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from edgekit.index.titles import publisher_of, title_of
 from edgekit.index.types import Entry
-from edgekit.report.hardware import machine_label
 from edgekit.report.json import SCHEMA, fields
+from edgekit.report.machine_label import machine_label
 from edgekit.web.types import Json
 
 if TYPE_CHECKING:

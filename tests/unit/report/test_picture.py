@@ -16,6 +16,7 @@ from tests.unit.report.verdicts import RECORDED, card, mac, machine, recorded
 
 from edgekit.errors import UsageError
 from edgekit.machine.types import Machine
+from edgekit.report.machine_label import machine_label, ram_gb
 from edgekit.report.picture import (
     DARK,
     HEIGHT,
@@ -33,8 +34,6 @@ from edgekit.report.picture import (
 )
 from edgekit.report.shared_answer import (
     SharedAnswer,
-    machine_label,
-    ram_gb,
     shared_answer,
     without_folders,
 )
