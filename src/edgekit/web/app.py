@@ -181,7 +181,9 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 def asset_answer(request: Request, asset: Asset, cache_control: str) -> Response:
     """The response with an asset, compressed for a client that accepts it."""
-    is_zipped = asset.zipped is not None and accepts_gzip(request.headers.get("accept-encoding", ""))
+    is_zipped = asset.zipped is not None and accepts_gzip(
+        request.headers.get("accept-encoding", "")
+    )
     tag = f'"{asset.tag}-gzip"' if is_zipped else f'"{asset.tag}"'
     headers = {"ETag": tag, "Cache-Control": cache_control, "Vary": VARY[1].decode()}
     if tag in request.headers.get("if-none-match", ""):

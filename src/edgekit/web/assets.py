@@ -59,7 +59,9 @@ class PageFiles:
 
     hash: str
     files: Mapping[str, Asset] = field(repr=False)
-    documents: Mapping[str, Asset] = field(repr=False)  # by the path of the page; "/" for all others
+    documents: Mapping[str, Asset] = field(
+        repr=False
+    )  # by the path of the page; "/" for all others
 
     def document(self, path: str) -> Asset:
         """The HTML of a page. It differs only in the scripts that the browser fetches in advance."""
@@ -90,7 +92,9 @@ def page_files(folder: Path = FOLDER) -> PageFiles:
     }
     return PageFiles(
         hash=version,
-        files={name: asset_of(content, _TYPES[Path(name).suffix]) for name, content in contents.items()},
+        files={
+            name: asset_of(content, _TYPES[Path(name).suffix]) for name, content in contents.items()
+        },
         documents={
             path: asset_of(_document(template, version, names), _TYPES[".html"])
             for path, names in preloads.items()

@@ -82,7 +82,8 @@ def lan_addresses_of(settings: WebSettings, path: str = "/", **fields: str) -> t
     if settings.is_loopback:
         return ()
     return tuple(
-        address_of(replace(settings, host=host), path, **fields) for host in lan_hosts(settings.host)
+        address_of(replace(settings, host=host), path, **fields)
+        for host in lan_hosts(settings.host)
     )
 
 
@@ -219,7 +220,7 @@ class PageProtocol(PatientProtocol):
 
 
 def warm(steps: Sequence[Callable[[], object]]) -> threading.Thread:
-    """Runs the steps in a thread, one after the other. An error is reported later, by the request that needs the result."""
+    """Runs the steps in one thread. An error is reported later, by the request that needs the result."""
 
     def run_steps() -> None:
         for step in steps:
