@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -94,7 +94,7 @@ def serve(
 
     def ready(settled: WebSettings) -> None:
         on_ready(settled)
-        warm((*_STEPS, server.specification.document))
+        warm(server.specification.document)
 
     server = make_server(settings, listening, on_ready=ready)
     server.run(sockets=[listening])
@@ -219,11 +219,11 @@ class PageProtocol(PatientProtocol):
     answers = FixedAnswers(busy=busy, malformed=malformed_answer)
 
 
-def warm(steps: Sequence[Callable[[], object]]) -> threading.Thread:
-    """Runs the steps in one thread. An error is reported later, by the request that needs the result."""
+def warm(*more: Callable[[], object]) -> threading.Thread:
+    """Runs these steps in a thread, and then more. An error is reported later, by the request that needs the result."""
 
     def run_steps() -> None:
-        for step in steps:
+        for step in (*_STEPS, *more):
             try:
                 step()
             except Exception as error:  # noqa: BLE001 - no request waits for it yet

@@ -59,7 +59,7 @@ _PAGE = f"""\
 # POST, so that the token is in no address, history or log.
 _FORM = """
 <form method="post" action="{action}">
-<label for="token">Token</label>
+<label for="token">Token, or that address</label>
 <div class="row"><input id="token" name="token" type="password" required autofocus maxlength="2000" autocomplete="off"
 autocapitalize="off" spellcheck="false"><button type="submit">Open</button></div>
 </form>"""
