@@ -9,7 +9,7 @@ from edgekit.errors import printable
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
-from edgekit.report.text import PLAIN, Screen, clamp_width, render, table
+from edgekit.report.text import PLAIN, Screen, Section, clamp_width, render, table
 
 _MIN_NAMES = 24  # columns for the gained models; if there are fewer, they are left out
 _BAR_CELLS = 20
@@ -19,7 +19,10 @@ _NOW = "<- now"
 
 def upgrades_text(answer: Upgrades, screen: Screen = PLAIN) -> str:
     """The screen of `hardware --upgrades`: one row per size, with a bar for the number of models."""
-    sections = [("", lambda screen: list(_lines(answer, screen))), ("Note", list(_notes(answer)))]
+    sections: list[Section] = [
+        ("", lambda screen: list(_lines(answer, screen))),
+        ("Note", list(_notes(answer))),
+    ]
     return render(headline(answer), sections, screen)
 
 
@@ -83,8 +86,8 @@ def _names(entries: tuple[Entry, ...], width: int) -> str:
 
 def _notes(answer: Upgrades) -> Iterator[str]:
     yield (
-        f"counted: models that run fully on the GPU with {answer.engine}, at about 4 bits per weight and with a context "
-        "of 16K or more"
+        f"counted: models that run fully on the GPU with {answer.engine}, at about 4 bits per weight and with a "
+        "context of 16K or more"
     )
     example = next((step for step in answer.steps if not step.is_now and step.size.devices), None)
     now = next((step for step in answer.steps if step.is_now), None)
@@ -119,4 +122,3 @@ def upgrades_json(answer: Upgrades) -> Json:
         ],
         **fields(answer, "models notes"),
     }
-
