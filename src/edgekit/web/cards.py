@@ -53,7 +53,7 @@ from edgekit.web.types import CallWatch, WebSettings, reach_of
 
 PICKS = 3  # models that are shown large: the first of `edgekit recommend`
 # Decks, one for each machine, engine and task; 160 cards take about 400 KB.
-KEPT_MACHINES = 8
+KEPT_MACHINES = 16
 MOST_FOLLOWED = 16  # decks whose cards are being streamed
 # A deck's age at which it is made again: files that the user added may have changed.
 KEPT_S = 3600.0
