@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from edgekit.app.upgrades import Upgrades, UpgradeStep
 from edgekit.errors import printable
+from edgekit.index.titles import title_of
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
@@ -115,7 +116,9 @@ def upgrades_json(answer: Upgrades) -> Json:
                 **fields(step, "devices=size.devices count"),
                 "gained": [
                     {
-                        **fields(entry, "id title=id parameters"),
+                        **fields(entry, "id"),
+                        "title": title_of(entry),
+                        **fields(entry, "parameters"),
                         "quality": round(answer.quality(entry).value, 1),
                     }
                     for entry in step.gained

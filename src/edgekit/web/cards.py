@@ -1,7 +1,6 @@
 """The catalog on a machine, card by card, for a task. Requests for the same machine share the work.
 
-First the best models for the task are looked for, as `edgekit recommend` does; the models that this plans get their
-cards on the way. A separate process makes the cards, so that the page's sliders do not wait for them. The process ends
+First the best models for the task are looked for, as `edgekit recommend` does; their cards come first. A separate process makes the cards, so that the page's sliders do not wait for them. The process ends
 when it has been idle for a while, and when the server is gone, which closes its pipe. If no process can be started, a
 thread makes the cards.
 """
@@ -550,7 +549,9 @@ class Maker:
         index = read_index()
         checked = checked_entries(index)
         done = set(order.made_ids)
-        planned: dict[str, tuple[Entry, Plan]] = {}  # during the search; their cards are made after the picks'
+        planned: dict[
+            str, tuple[Entry, Plan]
+        ] = {}  # during the search; their cards are made after the picks'
 
         def on_plan(entry: Entry, plan: Plan) -> None:
             if entry.id not in done and not entry.is_users:

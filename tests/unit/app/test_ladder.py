@@ -13,7 +13,7 @@ from tests.web.model_files import write_model
 
 from edgekit.app import ladder as ladder_module
 from edgekit.app.candidates import OFFLINE
-from edgekit.app.check import Answer, Check, Unanswered, check
+from edgekit.app.check import Answer, Check, Unanswered, check, check_named
 from edgekit.app.ladder import MOST_ROWS, QuantLadder, Rung, ladder
 from edgekit.app.open import ResolvedModel
 from edgekit.cli import main
@@ -115,7 +115,7 @@ def test_the_quantisation_in_the_name_is_chosen_and_the_others_name_the_model() 
 
 
 def test_a_refused_row_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = ladder_module.check_named
+    real = check_named
 
     def refuses_q2(
         resolved: ResolvedModel, request: Request, session: Session, *, with_changes: bool

@@ -8,7 +8,7 @@ import pytest
 from tests.documented import documented
 
 from edgekit.app import upgrades as upgrades_module
-from edgekit.app.candidates import OFFLINE, Candidates, complete
+from edgekit.app.candidates import OFFLINE, Candidates, complete, task_for
 from edgekit.app.upgrades import GPU_SIZES_GB, MOST_GAINED, Upgrades, upgrades
 from edgekit.cli import main
 from edgekit.engines import engine_named
@@ -86,7 +86,7 @@ def test_bounds_enclose_the_bill(device: str, entries: list[Entry]) -> None:
     engine, compared = engine_named("llama.cpp"), 0
     for entry in entries:
         try:
-            task = upgrades_module.task_for(entry, request)
+            task = task_for(entry, request)
             (load, *_), tokens = smallest_usual_loads(task)
         except EdgekitError:
             continue
