@@ -1,8 +1,8 @@
 """The catalog on a machine, card by card, for a task. Requests for the same machine share the work.
 
-First the best models for the task are looked for, as `edgekit recommend` does; their cards come first. A separate process makes the cards, so that the page's sliders do not wait for them. The process ends
-when it has been idle for a while, and when the server is gone, which closes its pipe. If no process can be started, a
-thread makes the cards.
+First the best models for the task are looked for, as `edgekit recommend` does; their cards come first. A separate
+process makes the cards, so that the page's sliders do not wait for them. It ends when it has been idle for a while, and
+when the server is gone, which closes its pipe. If no process can be started, a thread makes the cards.
 """
 
 from __future__ import annotations
