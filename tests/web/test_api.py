@@ -17,10 +17,13 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
+from tests.hub.raw_server import Request as HubRequest
+from tests.hub.raw_server import Send, response, serve
 from tests.patience import PATIENCE_S
 from tests.web.model_files import write_model
-from tests.web.serving import LOCAL, Reply, ask, start
+from tests.web.serving import LOCAL, OPEN, Reply, ask, start
 
+from edgekit import index
 from edgekit.app.open import ResolvedModel
 from edgekit.cli import main
 from edgekit.engines import engine_names, every_engine, lender_of
@@ -153,6 +156,41 @@ def test_other_calls_equal_the_command_line(
     assert post_and_get(server, call, fields) == run_command(capsys, call, *words)
 
 
+LADDERS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"model": "qwen3-8b", **CARD}, ("qwen3-8b", *CARD_WORDS)),
+    ({"model": "qwen3-8b", "context": "8k", "quant": "Q5_K_S", **CARD}, ("qwen3-8b", "-c", "8k", "--quant", "Q5_K_S", *CARD_WORDS)),
+    ({"model": "qwen3-8b", "engine": "mlx", "device": ["m3-max-64"]}, ("qwen3-8b", "--engine", "mlx", "--device", "m3-max-64")),
+    ({"model": GEMMA, "device": ["RTX 4070"]}, (GEMMA, "--device", "RTX 4070")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "words"), LADDERS)
+def test_ladder_equals_the_command_line(
+    server: str, fields: dict[str, Any], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = post_and_get(server, "ladder", fields)
+    assert answer == run_command(capsys, "check", *words, "--ladder")
+
+
+def test_each_row_of_a_ladder_is_the_check_that_its_flags_choose(server: str) -> None:
+    for row in ask(server, "/api/v1/ladder", {"model": "qwen3-8b", **CARD}).json()["rows"]:
+        fields = {"model": "qwen3-8b", **CARD, **row["flags"]}
+        check = ask(server, "/api/v1/check", fields).json()
+        names = ("status", "context_tokens", "max_context", "required_bytes", "way", "cache")
+        assert {name: row[name] for name in names} == {name: check[name] for name in names}
+        assert ask(server, "/api/v1/fit", fields).status == 200
+
+
+def test_upgrades_equal_the_command_line(
+    server: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "CHECKED_MODELS", 12)  # of 160, which take seconds
+    answer = post_and_get(server, "upgrades", {"task": "code", **CARD})
+    words = ("--upgrades", "--task", "code", *CARD_WORDS)
+    assert answer == run_command(capsys, "hardware", *words)
+    assert [step["is_now"] for step in answer["steps"]].count(True) == 1
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [
@@ -169,6 +207,76 @@ def test_lists_equal_the_command_line(
     server: str, path: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(server, f"/api/v1/{path}").json() == run_command(capsys, *words)
+
+
+def test_complete_answers_any_spelling(server: str) -> None:
+    answer = ask(server, "/api/v1/complete?q=gemma3:27b&limit=1").json()
+    assert answer == {
+        "schema": 1,
+        "query": "gemma3:27b",
+        "models": [
+            {
+                "id": "gemma-3-27b",
+                "title": "Gemma 3 27B",
+                "publisher": "Google",
+                "parameters": 27_009_002_240,
+                "active_parameters": 27_009_002_240,
+                "kinds": ["chat", "vision"],
+                "repository": "google/gemma-3-27b-it",
+            }
+        ],
+    }
+    assert len(ask(server, "/api/v1/complete?q=qwen").json()["models"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("complete", "q: required"),
+        ("complete?q=", "q"),
+        ("complete?q=x&limit=0", "limit: must be at least 1"),
+        ("complete?q=x&limit=51", "limit: must be at most 50"),
+        ("complete?q=x&model=y", "model: unknown field"),
+        ("hub_search?q=%20", "q: give 1 to 100 characters"),
+        ("hub_search?q=x&limit=99", "limit: must be at most 50"),
+    ],
+)
+def test_complete_and_hub_search_refuse_invalid_fields(
+    server: str, query: str, message: str
+) -> None:
+    answer = ask(server, f"/api/v1/{query}")
+    assert (answer.status, answer.error["type"]) == (400, "UsageError")
+    assert message in answer.error["message"]
+
+
+def test_hub_search_without_a_network_says_so(server: str) -> None:
+    answer = ask(server, "/api/v1/hub_search?q=qwen")
+    assert (answer.status, answer.error["type"]) == (404, "RemoteInspectError")
+    assert "network is off" in answer.error["message"]
+
+
+def test_hub_search_lists_what_the_hub_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        {"id": "Qwen/Qwen3-8B", "downloads": 7, "likes": 3, "pipeline_tag": "text-generation"},
+        {"id": "acme/Some-VL-7B", "pipeline_tag": "image-text-to-text"},
+        {"id": "acme/some-embed", "pipeline_tag": "sentence-similarity"},
+        {"id": "acme/painter", "pipeline_tag": "text-to-image"},
+    ]
+
+    def script(_: HubRequest, send: Send) -> None:
+        send(response("200 OK", {"Content-Type": "application/json"}, json.dumps(found).encode()))
+
+    with serve(script) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        with start(OPEN) as address:
+            answer = ask(address, "/api/v1/hub_search?q=some+words&limit=4").json()
+    assert (answer["schema"], answer["query"]) == (1, "some words")
+    assert answer["models"] == [
+        {"id": "Qwen/Qwen3-8B", "downloads": 7, "likes": 3, "kinds": ["chat", "reasoning"], "model": "qwen3-8b"},
+        {"id": "acme/Some-VL-7B", "downloads": 0, "likes": 0, "kinds": ["chat", "vision"], "model": None},
+        {"id": "acme/some-embed", "downloads": 0, "likes": 0, "kinds": ["embedding"], "model": None},
+        {"id": "acme/painter", "downloads": 0, "likes": 0, "kinds": [], "model": None},
+    ]  # fmt: skip
 
 
 def test_engines_have_a_control_for_every_cache_flag(server: str) -> None:
