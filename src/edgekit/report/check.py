@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from edgekit.app.search import runs_on
 from edgekit.bill.types import (
     Change,
     ChangeKind,
@@ -20,6 +21,7 @@ from edgekit.bill.types import (
     Verdict,
 )
 from edgekit.engines import engine_named
+from edgekit.engines.commands import Command
 from edgekit.engines.flags import typed
 from edgekit.errors import UsageError, printable
 from edgekit.machine.types import HOST, Device, Machine, together_bytes
@@ -65,6 +67,7 @@ _CACHE_BITS = {
     **dict.fromkeys(("q8_0", "8 bit", "fp8"), "an 8-bit"),
     **dict.fromkeys(("q4_0", "4 bit"), "a 4-bit"),
 }
+FROM_ITS_NAME = "from the name alone"
 _CUT = "cut to the model's context length"  # in the reason that plan/fit.py gives for a context
 
 
@@ -77,11 +80,12 @@ def headline(result: Verdict, *, from_name: bool = False) -> str:
     else:  # 'Runs fully on your RTX 4090: 18.4 of 22.5 GiB at 8K, about 38 tokens/s'
         verb, speed = ("Embeds", "") if embeds(result) else ("Runs", _speed(result))
         barely = ", just" if result.warning else ""
-        text = f"{verb} {_place(result)}{_at_weights(result)}{barely}: "
+        place = _place(result).removeprefix("fully ") if result.warning else _place(result)
+        text = f"{verb} {place}{_at_weights(result)}{barely}: "
         text += f"{_used(result)} at {_window(result)}{_cache_and_limits(result)}{speed}"
         text += _shortfall(result) if embeds(result) else ""
     if from_name:
-        text += " (rough estimate from the name alone)"
+        text += f" (rough estimate {FROM_ITS_NAME})"
     elif result.doubt:
         text += f" (rough estimate: {result.doubt})"
     elif any(use.assumed for use in result.uses):
@@ -176,7 +180,7 @@ def _place(result: Verdict) -> str:
         return f"with {off.experts} {elsewhere}"
     if off.cache:
         return f"on {cards} with the cache {elsewhere}"
-    return f"on {cards}" if result.warning else f"fully on {cards}"
+    return f"fully on {cards}"
 
 
 def offload_words(result: Verdict, on_gpu_tokens_per_s: float | None) -> str:
@@ -509,14 +513,33 @@ def check_json(check: Check) -> Json:
         "machine": machine_json(result.machine),
         "budgets": [use_json(use) for use in result.uses],
         "way": result.way.because,
+        **place_json(result),
+        "embeds": embeds(result),
+        "doubt": FROM_ITS_NAME if check.is_assumed else result.doubt or None,
+        "from_index": result.from_index,
         "flags": dict(check.flags),
         "reasons": list(result.reasons),
         "changes": [change_json(change) for change in check.changes],
         "basis": result.estimate.basis.value,
         "estimate": bill_json(bill),
         "command": (bill.command or None) if result.can_load else None,
+        "commands": commands_json(check.ready),
         "notes": [*result.machine.notes, *bill.notes, *bill.estimate.notes],
     }
+
+
+def place_json(result: Verdict | None) -> Json:
+    """Where the model runs, as in the headline and in short; null if it does not load."""
+    loads = result is not None and result.can_load
+    return {
+        "place": _place(result) if result is not None and loads else None,
+        "runs_on": runs_on(result) if result is not None and loads else None,
+    }
+
+
+def commands_json(commands: Iterable[Command]) -> list[Json]:
+    """Commands, files and settings to copy, in order."""
+    return [fields(command, "program name kind text notes") for command in commands]
 
 
 def _share(utilization: float) -> float | None:
@@ -588,6 +611,7 @@ def fit_json(fit: Fit) -> Json:
         "status": (Status.FAILED if result is None else result.status).value,
         "told": sentence,
         "can_load": result is not None and result.can_load,
+        **place_json(result),
         **fields(fit, "context_tokens native_context"),
         "streams": 1 if result is None else result.streams,
         **fields(fit, "quantization=result.quantization cache=result.cache"),

@@ -20,6 +20,7 @@ from edgekit.app.programs import InstalledProgram, installed_programs
 from edgekit.app.recommend import recommend
 from edgekit.app.search import Question, search
 from edgekit.engines import every_engine
+from edgekit.engines.commands import PRODUCTS
 from edgekit.engines.flags import Control, Flag, Whole
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
@@ -254,6 +255,9 @@ def _engine_json(engine: Engine) -> Json:
     return {
         "name": engine.name,
         **json_fields(page, "label program is_compared runs serves"),
+        "programs": [
+            {"name": name, "label": PRODUCTS.get(name, page.label)} for name in engine.for_programs
+        ],
         "quantizes_gguf": engine.loads_gguf and bool(engine.quant_key),
         "pins_placement": engine.pins_placement,
         "verdicts": dict(page.verdicts),
