@@ -61,6 +61,7 @@ Several models, a folder of models, or - (names on standard input) give a table.
 examples:
   edgekit check qwen3-8b --device "RTX 4060"
   edgekit check "Gemma 3 27B" --quant Q8_0 -c 32k --vram 24G,24G --ram 64G
+  edgekit check gemma-3-27b --device "RTX 4090" --ram 64G --ladder
   edgekit check ~/models
 
 exit codes: 0 it loads (1 if it is tight and --strict is given), 3 does not fit, is slower than --min-speed or cannot
@@ -88,6 +89,7 @@ def add_check(commands: Commands) -> None:
             **ASK_ENGINE,
             "--exact": "read the whole header of a remote model, even if its start is enough to answer "
             "(--json always does)",
+            "--ladder": "list every quantisation of one model: size, verdict, speed, context and quality loss",
             "--strict": "exit with code 1 if the model only just fits (tight)",
             **USERS,
             **MIN_CONTEXT,

@@ -510,6 +510,11 @@ class Engine:
         return self.variants(opened.model)
 
     @rule("choices")
+    def published_at(self, _label: str, _quant: str, /) -> str:
+        """The known repository of a model of the index at this quantisation, named as in `variants`; "": none."""
+        return ""
+
+    @rule("choices")
     def at_quant(self, model: Model, _quant: str, /) -> Model:
         """The model as the file that the engine would load at this quantisation."""
         return model

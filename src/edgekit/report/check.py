@@ -115,10 +115,8 @@ def _fails(result: Verdict) -> str:
     verb = "Does not start on" if takes_a_share(result) else "Does not fit"
     machine = "RAM" if result.machine.name == "this machine" else result.machine.name
     start = f"{verb} your {card_names(result.way.cards) or machine}{_at_weights(result)}"
-    blocked = next((use.budget.blocked for use in result.uses if use.budget.blocked), "")
-    if blocked or is_too_short(result) or all(use.fullness <= 1 for use in result.uses):
-        reason = blocked or "".join(result.reasons[:1])
-        return f"{start}: {reason.partition(' does not start: ')[2] or reason}"
+    if reason := rule_broken(result):
+        return f"{start}: {reason}"
     cache, context = cache_words(result), _window(result)
     at_context = f" {'and' if quantization_words(result) else 'at'} {context}"
     match bool(result.asked), bool(result.cache_asked):  # "even" precedes what EdgeKit chose
@@ -134,10 +132,19 @@ def _fails(result: Verdict) -> str:
             start += f", even at {context} with {cache}"
     fits = 0 < result.max_context < result.context_tokens
     longest = f"; fits up to {result.max_context // result.streams:,} tokens" if fits else ""
-    return f"{start}: {_needs(result)}{longest}"
+    return f"{start}: {needs_words(result)}{longest}"
 
 
-def _needs(result: Verdict) -> str:
+def rule_broken(result: Verdict) -> str:
+    """Why it does not load, if not for want of memory: a rule of the engine, or a context that is too short; else ''."""
+    blocked = next((use.budget.blocked for use in result.uses if use.budget.blocked), "")
+    if blocked or is_too_short(result) or all(use.fullness <= 1 for use in result.uses):
+        reason = blocked or "".join(result.reasons[:1])
+        return reason.partition(" does not start: ")[2] or reason
+    return ""
+
+
+def needs_words(result: Verdict) -> str:
     """'needs 9.0 GiB, 6.5 usable', or the rule that rejects it although enough memory is usable."""
     all_memories = memories(result)
     total_bytes = sum(memory.required_bytes for memory in all_memories)

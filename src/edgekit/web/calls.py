@@ -14,6 +14,7 @@ from edgekit.app.check import check_named
 from edgekit.app.estimate import estimate_named
 from edgekit.app.fit import curve, fit
 from edgekit.app.inspect import inspect
+from edgekit.app.ladder import ladder_named
 from edgekit.app.open import file_at, quantised
 from edgekit.app.plan import check_engine, plan_named
 from edgekit.app.programs import InstalledProgram, installed_programs
@@ -37,6 +38,7 @@ from edgekit.report.index import index_json
 from edgekit.report.inspection import inspection_json
 from edgekit.report.json import SCHEMA
 from edgekit.report.json import fields as json_fields
+from edgekit.report.ladder import ladder_json
 from edgekit.report.plan import plan_json
 from edgekit.report.plot import curves_json
 from edgekit.report.search import search_json
@@ -203,6 +205,16 @@ def _plan(state: WebState, fields: Any, watch: CallWatch) -> Json:
     return plan_json(planned.plan, ready=planned.ready, notes=planned.notes)
 
 
+def _ladder(state: WebState, fields: Any, watch: CallWatch) -> Json:
+    request = _request(state, fields)
+    with about("model"):
+        model = state.models.named(fields.model, watch)
+    # The one that a check chooses may be another file of the repository.
+    is_remote = model.files is not None and model.files.origin.is_remote
+    with state.models.remote_slot(watch, is_needed=is_remote or needs_remote_companions(request)):
+        return ladder_json(ladder_named(model, request, _session(state, watch)))
+
+
 def _recommend(state: WebState, fields: Any, watch: CallWatch) -> Json:
     return cards_json(recommend(_request(state, fields), _session(state, watch)))
 
@@ -313,6 +325,12 @@ CALLS: dict[str, Call] = {
         requests.CHECK,
         _check,
         "Check whether a model fits this machine, or another one",
+        is_long=True,
+    ),
+    "ladder": Call(
+        requests.LADDER,
+        _ladder,
+        "Check every quantisation of a model: size, verdict, speed, context and quality loss",
         is_long=True,
     ),
     "plan": Call(

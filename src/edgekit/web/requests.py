@@ -254,6 +254,14 @@ CHECK = _call_fields(
     "min_speed prompt_tokens users",
     _MACHINE,
 )
+LADDER = _call_fields(
+    "LadderRequest",
+    "model engine",
+    _CHECKED,
+    _CHECK,
+    "min_speed prompt_tokens users",
+    _MACHINE,
+)
 PLAN = _call_fields(
     "PlanRequest",
     "model engine",
