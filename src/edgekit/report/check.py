@@ -537,10 +537,13 @@ def check_json(check: Check) -> Json:
 
 def place_json(result: Verdict | None) -> Json:
     """Where the model runs, as in the headline and in short; null if it does not load."""
-    loads = result is not None and result.can_load
+    if result is None or not result.can_load:
+        return {"place": None, "runs_on": None}
+    place = _place(result)
     return {
-        "place": _place(result) if result is not None and loads else None,
-        "runs_on": runs_on(result) if result is not None and loads else None,
+        # "Starts on your RTX 4090": an engine that takes a fixed share never runs partly on it
+        "place": place.removeprefix("fully ") if takes_a_share(result) else place,
+        "runs_on": runs_on(result),
     }
 
 
@@ -619,6 +622,7 @@ def fit_json(fit: Fit) -> Json:
         "told": sentence,
         "can_load": result is not None and result.can_load,
         **place_json(result),
+        "speed": None if result is None else speed_json(result),
         **fields(fit, "context_tokens native_context"),
         "streams": 1 if result is None else result.streams,
         **fields(fit, "quantization=result.quantization cache=result.cache"),
