@@ -44,6 +44,7 @@ PAGES = [
         "docs/estimate.md",
         "docs/hardware.md",
         "docs/plan.md",
+        "docs/share.md",
         "docs/together.md",
     )
 ]
@@ -61,8 +62,9 @@ HERE = machine(
 
 
 @pytest.fixture
-def as_in_docs(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_in_docs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The environment of tools/doc_examples.py."""
+    monkeypatch.chdir(tmp_path)  # share writes files
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("EDGEKIT_LLAMA_VERSION", "0.6")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
@@ -89,7 +91,7 @@ def test_setups_have_the_headlines_of_the_table(
 
 
 def test_number_of_examples_and_setups() -> None:
-    assert len(EXAMPLES) == 13
+    assert len(EXAMPLES) == 14
     assert len(SETUPS) == 20
 
 

@@ -17,9 +17,11 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
+from tests.hub.raw_server import Request as HubRequest
+from tests.hub.raw_server import Send, response, serve
 from tests.patience import PATIENCE_S
 from tests.web.model_files import write_model
-from tests.web.serving import LOCAL, Reply, ask, start
+from tests.web.serving import LOCAL, OPEN, Reply, ask, start
 
 from edgekit.app.open import ResolvedModel
 from edgekit.cli import main
@@ -169,6 +171,76 @@ def test_lists_equal_the_command_line(
     server: str, path: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(server, f"/api/v1/{path}").json() == run_command(capsys, *words)
+
+
+def test_complete_answers_any_spelling(server: str) -> None:
+    answer = ask(server, "/api/v1/complete?q=gemma3:27b&limit=1").json()
+    assert answer == {
+        "schema": 1,
+        "query": "gemma3:27b",
+        "models": [
+            {
+                "id": "gemma-3-27b",
+                "title": "Gemma 3 27B",
+                "publisher": "Google",
+                "parameters": 27_009_002_240,
+                "active_parameters": 27_009_002_240,
+                "kinds": ["chat", "vision"],
+                "repository": "google/gemma-3-27b-it",
+            }
+        ],
+    }
+    assert len(ask(server, "/api/v1/complete?q=qwen").json()["models"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("complete", "q: required"),
+        ("complete?q=", "q"),
+        ("complete?q=x&limit=0", "limit: must be at least 1"),
+        ("complete?q=x&limit=51", "limit: must be at most 50"),
+        ("complete?q=x&model=y", "model: unknown field"),
+        ("hub_search?q=%20", "q: give 1 to 100 characters"),
+        ("hub_search?q=x&limit=99", "limit: must be at most 50"),
+    ],
+)
+def test_complete_and_hub_search_refuse_invalid_fields(
+    server: str, query: str, message: str
+) -> None:
+    answer = ask(server, f"/api/v1/{query}")
+    assert (answer.status, answer.error["type"]) == (400, "UsageError")
+    assert message in answer.error["message"]
+
+
+def test_hub_search_without_a_network_says_so(server: str) -> None:
+    answer = ask(server, "/api/v1/hub_search?q=qwen")
+    assert (answer.status, answer.error["type"]) == (404, "RemoteInspectError")
+    assert "network is off" in answer.error["message"]
+
+
+def test_hub_search_lists_what_the_hub_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        {"id": "Qwen/Qwen3-8B", "downloads": 7, "likes": 3, "pipeline_tag": "text-generation"},
+        {"id": "acme/Some-VL-7B", "pipeline_tag": "image-text-to-text"},
+        {"id": "acme/some-embed", "pipeline_tag": "sentence-similarity"},
+        {"id": "acme/painter", "pipeline_tag": "text-to-image"},
+    ]
+
+    def script(_: HubRequest, send: Send) -> None:
+        send(response("200 OK", {"Content-Type": "application/json"}, json.dumps(found).encode()))
+
+    with serve(script) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        with start(OPEN) as address:
+            answer = ask(address, "/api/v1/hub_search?q=some+words&limit=4").json()
+    assert (answer["schema"], answer["query"]) == (1, "some words")
+    assert answer["models"] == [
+        {"id": "Qwen/Qwen3-8B", "downloads": 7, "likes": 3, "kinds": ["chat", "reasoning"], "model": "qwen3-8b"},
+        {"id": "acme/Some-VL-7B", "downloads": 0, "likes": 0, "kinds": ["chat", "vision"], "model": None},
+        {"id": "acme/some-embed", "downloads": 0, "likes": 0, "kinds": ["embedding"], "model": None},
+        {"id": "acme/painter", "downloads": 0, "likes": 0, "kinds": [], "model": None},
+    ]  # fmt: skip
 
 
 def test_engines_have_a_control_for_every_cache_flag(server: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import multiprocessing
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from contextlib import AsyncExitStack, aclosing, closing, contextmanager
 from dataclasses import replace
 from itertools import islice
 from multiprocessing.context import SpawnProcess
@@ -21,28 +22,33 @@ from tests.web.serving import LOCAL, ask, events, start
 
 from edgekit.cli import main
 from edgekit.engines import engine_named
-from edgekit.index import read_index
+from edgekit.index import checked_entries, read_index
 from edgekit.index.names import find_entry
-from edgekit.index.types import Index
+from edgekit.index.types import Index, ModelPurpose
 from edgekit.machine.types import Machine
-from edgekit.plan.recommend import rank_of, smallest_bytes
+from edgekit.plan.commands import LIMIT
+from edgekit.plan.recommend import rank_of, smallest_bytes, suits_task
+from edgekit.report.cards import for_task
 from edgekit.request import Request as ModelRequest
 from edgekit.web.cards import (
     KEPT_MACHINES,
     MOST_FOLLOWED,
     MOST_STARTS,
-    Card,
+    PICKS,
     CardOrder,
     Cards,
     Deck,
     Maker,
-    checked_entries,
+    Pause,
+    Picks,
     sort_entries,
     work,
 )
+from edgekit.web.decks import CARDS, Card
 from edgekit.web.failures import TooManyError
 from edgekit.web.jobs import JobEvent
 from edgekit.web.serving import warm
+from edgekit.web.types import WebSettings
 
 SMALL = ModelRequest(ram="2G")
 PATH = "/api/v1/cards/events"
@@ -91,11 +97,29 @@ def test_card_equals_the_plan(
         assert card["is_good"] == plan["variant"]["is_good"]
         assert card["context_tokens"] == plan["context_tokens"]
         assert card["way"] == plan["way"]
+        for key in ("headline", "max_context", "download_bytes", "required_bytes"):
+            assert card[key] == plan[key], (name, key)
+        assert card["available_bytes"] == plan["available_bytes"]
+        assert (card["command"], card["program"]) == first_command(plan["commands"])
         assert card["cache"] in {plan["cache"]["name"], "bfloat16", None}
         assert card["speed"] == (plan["speed"] and without_because(plan["speed"]))
         assert [bar["required_bytes"] for bar in card["bars"]] == [
             budget["required_bytes"] for budget in plan["budgets"]
         ]
+
+
+def first_command(commands: list[dict[str, Any]]) -> tuple[str, str]:
+    """The commands of the first program that `plan` prints, if they can be pasted as they are.
+
+    A command that raises the GPU's limit is an improvement, not how to run the model.
+    """
+    commands = [command for command in commands if command["program"] != LIMIT]
+    if not commands:
+        return "", ""
+    program = commands[0]["program"]
+    texts = [command["text"] for command in commands if command["program"] == program]
+    is_complete = not any("MODEL" in text.replace(".gguf", " ").split() for text in texts)
+    return "\n".join(texts) if is_complete else "", program
 
 
 def request_for(machine: Machine, engine: str = "llama.cpp", **limits: Any) -> ModelRequest:
@@ -120,6 +144,104 @@ def test_cards_respect_reserve_and_max_use() -> None:
     )
     assert no_reserve["available_bytes"] == default["free_bytes"]
     assert half["utilization"] <= 0.5 < default["utilization"]
+
+
+def test_card_of_a_model_that_does_not_fit_names_the_gpu() -> None:
+    """Its bars are those of the attempt on the GPU, not of one on the CPU alone."""
+    machine = ModelRequest(devices=("RTX 4090",), ram="64G").find_machine()
+    for card in cards_of(("minimax-m2.5", "deepseek-v3"), request_for(machine)):
+        assert card["status"] == "failed"
+        gpu, ram = card["bars"]
+        assert (gpu["memory"], ram["memory"]) == ("RTX 4090", "RAM")
+        assert gpu["required_bytes"] > gpu["available_bytes"] > 0
+        assert card["required_bytes"] == gpu["required_bytes"]
+        assert card["headline"].startswith("Does not fit your RTX 4090")
+        assert (card["command"], card["runs_on"]) == ("", "")
+
+
+def test_card_says_what_a_model_is() -> None:
+    request = request_for(ModelRequest(devices=("RTX 4090",), ram="64G").find_machine())
+    (card,) = cards_of(("qwen3-8b",), request)
+    assert (card["title"], card["publisher"]) == ("Qwen3 8B", "Alibaba")
+    facts = card["entry"]
+    assert facts["repository"] == "Qwen/Qwen3-8B"
+    assert (facts["licence"], facts["released"]) == ("apache-2.0", "2025-05-14")
+    assert (card["runs_on"], card["program"]) == ("GPU", "llama-server")
+    assert card["command"].startswith("llama-server -hf ")
+
+
+def test_for_task_sets_what_the_model_is_worth_for_it() -> None:
+    request = request_for(ModelRequest(devices=("RTX 4090",), ram="64G").find_machine())
+    coder, embedder = (
+        next(cards_of((name,), request)) for name in ("qwen3-coder-30b-a3b-instruct", "bge-small-en-v1.5")
+    )  # fmt: skip
+    chat, code = (for_task(coder, task) for task in (ModelPurpose.CHAT, ModelPurpose.CODE))
+    assert "merits" not in chat
+    assert chat["worth"] != code["worth"]
+    assert code["rank"] == pytest.approx(
+        rank_of(find_entry("qwen3-coder-30b-a3b-instruct"), ModelPurpose.CODE), abs=0.001
+    )
+    # Not a model for chat: it is rated as what it is.
+    assert for_task(embedder, ModelPurpose.CHAT)["worth"] == embedder["worth"]
+
+
+@pytest.mark.parametrize("task", [None, ModelPurpose.CODE, ModelPurpose.EMBEDDING])
+def test_order_has_the_picks_of_recommend_and_their_cards_first(
+    capsys: pytest.CaptureFixture[str], task: ModelPurpose | None
+) -> None:
+    machine = ("--device", "RTX 4070", "--ram", "32G")
+    words = () if task is None else ("--task", task.value.removesuffix("ding"))
+    assert main(["recommend", *machine, *words, "--json"]) == 0
+    suggestions = json.loads(capsys.readouterr().out)["suggestions"]
+    request = request_for(ModelRequest(devices=("RTX 4070",), ram="32G").find_machine())
+    request = replace(request, purpose=task)
+    events: list[Any] = []
+    made = Maker(LOCAL).order(CardOrder(1, request, frozenset()), events.append)
+    first = next(made)
+    assert isinstance(first, Picks)
+    best = [suggestion["id"] for suggestion in suggestions[:PICKS]]
+    assert list(first.ids) == best
+    while not set(best) <= {card["id"] for card in events}:
+        card = next(made)
+        assert isinstance(card, dict)
+        assert card["id"] in best
+        events.append(card)
+    cards = {card["id"]: card for card in events}
+    for suggestion in suggestions[:PICKS]:
+        card, plan = cards[suggestion["id"]], suggestion["plan"]
+        assert card["variant"] == plan["variant"]["name"]
+        assert card["context_tokens"] == plan["context_tokens"]
+        assert for_task(card, task or ModelPurpose.CHAT)["worth"] == round(suggestion["worth"], 3)
+    alone = {card["id"]: card for card in cards_of(tuple(best), request)}
+    assert {name: cards[name] for name in best} == alone  # the search makes the same cards
+
+
+def test_order_makes_each_card_once() -> None:
+    machine = SMALL.find_machine()
+    early: list[Any] = []
+    made = list(Maker(LOCAL).order(CardOrder(1, request_for(machine), frozenset()), early.append))
+    ids = [card["id"] for card in [*early, *made] if isinstance(card, dict)]
+    assert len(set(ids)) == len(ids)
+    assert set(ids) >= {entry.id for entry in checked_entries(read_index())}
+
+
+def test_search_that_is_not_urgent_pauses_for_another_order() -> None:
+    is_waiting = [True, False]
+    order = CardOrder(1, request_for(SMALL.find_machine()), frozenset(), is_urgent=False)
+    made = Maker(LOCAL).order(
+        order, lambda _: None, is_waited_for=lambda: bool(is_waiting) and is_waiting.pop(0)
+    )
+    assert isinstance(next(made), Pause)
+    assert isinstance(next(made), Picks)
+
+
+def test_sort_entries_for_a_task_puts_its_models_first() -> None:
+    machine = ModelRequest(devices=("RTX 4090",), ram="64G").find_machine()
+    entries = checked_entries(read_index())
+    in_order = sort_entries(entries, machine, "llama.cpp", ModelPurpose.EMBEDDING)
+    suited = [suits_task(entry, ModelPurpose.EMBEDDING) for entry in in_order]
+    assert suited == sorted(suited, reverse=True)
+    assert 0 < sum(suited) < len(suited)
 
 
 def test_model_that_cannot_run_has_a_card_with_the_reason() -> None:
@@ -262,9 +384,12 @@ def test_check_with_the_flags_of_a_card_gives_the_same_verdict(
 
 
 def test_stream_has_machine_cards_and_end(address: str) -> None:
-    machine, *cards, end = events(address, f"{PATH}?ram=8G&engine=vllm")
+    machine, *others, end = events(address, f"{PATH}?ram=8G&engine=vllm")
     assert (machine["event"], end["event"]) == ("machine", "done")
-    assert {card["event"] for card in cards} == {"card"}
+    cards = [event for event in others if event["event"] == "card"]
+    (picks,) = (event for event in others if event["event"] == "picks")
+    assert len(cards) + 1 == len(others)
+    assert picks["data"] == {"ids": []}  # vLLM needs a GPU
     assert machine["data"]["name"] == "8 GiB RAM"
     ids = {card["data"]["id"] for card in cards}
     assert ids == {entry.id for entry in checked_entries(read_index())}
@@ -276,9 +401,10 @@ def test_stream_has_machine_cards_and_end(address: str) -> None:
 
 def test_stream_of_a_machine_with_two_gpus(address: str) -> None:
     path = f"{PATH}?device=RTX+3090&device=RTX+4090&ram=64G"
-    machine, first, second = islice(events(address, path), 3)
+    with closing(events(address, path)) as stream:
+        machine = next(stream)
+        first = next(event for event in stream if event["event"] == "card")
     assert machine["data"]["name"] == "RTX 3090 + RTX 4090 + 64 GiB RAM"
-    assert first["event"] == second["event"] == "card"
     assert "RAM" in {bar["memory"] for bar in first["data"]["bars"]}
     assert first["data"]["status"] in {"passed", "warning"}
 
@@ -304,8 +430,8 @@ def test_disconnect_stops_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     decks: list[Deck] = []
 
     class RecordedCards(Cards):
-        def deck(self, request: ModelRequest) -> Deck:
-            decks.append(super().deck(request))
+        def deck(self, request: ModelRequest, *, is_limited: bool = True) -> Deck:
+            decks.append(super().deck(request, is_limited=is_limited))
             return decks[-1]
 
     monkeypatch.setattr("edgekit.web.calls.Cards", RecordedCards)
@@ -372,6 +498,7 @@ def test_stream_is_in_the_openapi_document(address: str) -> None:
         "engine",
         "max_use",
         "reserve",
+        "task",
     }
 
 
@@ -585,3 +712,223 @@ def test_busy_worker_whose_server_is_gone_ends() -> None:
     server_end.close()
     worker.join(PATIENCE_S)
     assert not worker.is_alive()
+
+
+# --- cards on disk, and what the home page gets of them
+
+DISK = WebSettings(port=0, network=False)
+TINY = ("qwen3-0.6b", "qwen2.5-0.5b", "smollm2-135m-instruct", "bge-small-en-v1.5")
+
+
+@pytest.fixture
+def few_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four models are checked, in a thread of this process. Returns the folder of stored cards."""
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
+    entries = [find_entry(name) for name in TINY]
+    monkeypatch.setattr("edgekit.web.cards.checked_entries", lambda _: entries)
+    monkeypatch.setattr("edgekit.web.cards._start_process", lambda *_: None)
+    return tmp_path / "cache" / "cards"
+
+
+def followed(settings: WebSettings = DISK, request: ModelRequest = SMALL) -> Deck:
+    """The complete deck of a server that starts, and ends when its cards are made."""
+    cards = Cards(settings)
+
+    async def follow(deck: Deck) -> None:
+        async with aclosing(cards.follow(deck)) as stream, asyncio.timeout(PATIENCE_S):
+            assert [event.name async for event in stream][-1] == "done"
+
+    try:
+        deck = deck_of(cards, request)
+        asyncio.run(follow(deck))
+        return deck
+    finally:
+        cards.close()
+
+
+def test_cards_are_kept_for_the_next_start(few_models: Path) -> None:
+    first = followed()
+    assert len(list(few_models.glob("*.json"))) == 1
+    again = deck_of(Cards(DISK))
+    assert again.is_done
+    assert again.picks == first.picks
+    assert again.made.cards == json.loads(json.dumps(first.made.cards))
+
+
+def test_cards_are_not_kept_with_no_cache(few_models: Path) -> None:
+    followed(LOCAL)
+    assert not few_models.exists()
+    followed(DISK)
+    assert not deck_of(Cards(LOCAL)).cards  # and those of another start are not read
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"cards": [], "picks": {}}',
+        '{"cards": {"qwen3-0.6b": {}}, "picks": {}}',
+        '{"cards": {"qwen3-0.6b": 7}, "picks": {}}',
+        '{"cards": {}, "picks": {"chat": [7]}}',
+        '{"cards": {}, "picks": {"chat": "qwen3-0.6b"}}',
+        "[" * 100_000,
+        "x" * (CARDS.max_bytes + 1),
+    ],
+)
+def test_damaged_stored_cards_are_ignored(few_models: Path, text: str) -> None:
+    followed()
+    (path,) = few_models.glob("*.json")
+    path.write_text(text)
+    deck = deck_of(Cards(DISK))
+    assert (deck.cards, deck.picks, deck.is_done) == ([], None, False)
+
+
+def test_stored_cards_depend_on_everything_that_a_plan_does(
+    few_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed()
+
+    def is_known(request: ModelRequest = SMALL, **limits: Any) -> bool:
+        return bool(Cards(DISK).deck(request_for(request.find_machine(), **limits)).cards)
+
+    assert is_known()
+    assert not is_known(ModelRequest(ram="3G"))
+    assert not is_known(ModelRequest(ram="2G DDR5-6000"))
+    assert not is_known(reserve_bytes=0)
+    assert not is_known(max_use=0.5)
+    with monkeypatch.context() as patch:
+        patch.setenv("EDGEKIT_LLAMA_VERSION", "0.4")
+        assert not is_known()
+    with monkeypatch.context() as patch:
+        patch.setattr("edgekit.app.candidates.__version__", "0.0")
+        assert not is_known()
+    with monkeypatch.context() as patch:
+        patch.setattr("edgekit.web.decks.code_stamp", lambda: 0)
+        assert not is_known()
+    assert is_known()
+
+
+def test_number_of_stored_decks_is_bounded(few_models: Path) -> None:
+    few_models.mkdir(parents=True)
+    for number in range(CARDS.most_files + 5):
+        (few_models / f"{number}.json").write_text("{}")
+    followed()
+    assert len(list(few_models.glob("*.json"))) == CARDS.most_files
+    assert deck_of(Cards(DISK)).is_done  # the newest is kept
+
+
+def test_cards_of_another_task_are_made_once(few_models: Path) -> None:
+    first = followed()
+    cards = Cards(DISK)
+    request = request_for(SMALL.find_machine(), purpose=ModelPurpose.EMBEDDING)
+    deck = cards.deck(request)
+    assert {card["id"] for card in deck.cards} == set(TINY) < {card["id"] for card in first.cards}
+    assert (deck.picks, deck.is_done) == (None, False)  # only the best ones are still unknown
+    view = cards.view(deck)
+    assert view.entries[0].id == "bge-small-en-v1.5"
+
+
+@pytest.mark.usefixtures("few_models")
+def test_users_models_are_checked_again_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_model(tmp_path)
+    main(["catalog", "add", str(file), "--id", "mine"])
+    entries = [find_entry("mine"), find_entry("qwen3-0.6b")]
+    monkeypatch.setattr("edgekit.web.cards.checked_entries", lambda _: entries)
+    settings = replace(DISK, models_dirs=(tmp_path,))
+    deck = followed(settings, ModelRequest(ram="32G"))
+    assert "mine" in deck.made.cards
+    again = deck_of(Cards(settings), ModelRequest(ram="32G"))
+    assert "mine" not in again.made.cards
+    assert "qwen3-0.6b" in again.made.cards
+
+
+@pytest.mark.usefixtures("few_models")
+def test_cards_made_ahead_need_no_follower() -> None:
+    with opened_cards() as cards:
+        request = request_for(SMALL.find_machine())
+        cards.make_ahead(request)
+        deck = cards.deck(request)
+        wait_until(lambda: deck.is_done)
+        wait_until(lambda: not cards._followed)
+        cards.make_ahead(request)  # nothing to do
+        assert not cards._followed
+
+
+@pytest.mark.usefixtures("few_models")
+def test_cards_made_ahead_come_first_for_a_follower() -> None:
+    async def follow(cards: Cards) -> None:
+        request = request_for(SMALL.find_machine())
+        cards.make_ahead(request)
+        deck = cards.deck(request)
+        assert not deck.is_urgent
+        async with aclosing(cards.follow(deck)) as stream, asyncio.timeout(PATIENCE_S):
+            names = [event.name async for event in stream]
+        assert deck.is_urgent
+        assert names[-1] == "done"
+        assert names.count("card") == len({card["id"] for card in deck.cards}) == len(deck.cards)
+
+    with opened_cards() as cards:
+        asyncio.run(follow(cards))
+
+
+HOME = "/api/v1/home"
+
+
+def test_home_answers_without_planning(address: str) -> None:
+    answer = ask(address, f"{HOME}?device=RTX+4060&ram=16G&task=code").json()
+    assert (answer["schema"], answer["task"], answer["engine"]) == (1, "code", "llama.cpp")
+    assert answer["machine"] == {
+        "name": "RTX 4060 + 16 GiB RAM",
+        "what_if": True,
+        "label": "RTX 4060 · 8 GB · 16 GB RAM",
+    }
+    assert answer["known"] == len(read_index().entries)
+    assert answer["picks"] is None
+    assert {model["card"] for model in answer["models"]} == {None}
+    machine = ModelRequest(devices=("RTX 4060",), ram="16G").find_machine()
+    entries = sort_entries(checked_entries(read_index()), machine, "llama.cpp", ModelPurpose.CODE)
+    assert [model["id"] for model in answer["models"]] == [entry.id for entry in entries]
+    assert answer["models"][0].keys() == {
+        "id", "title", "publisher", "repository", "parameters", "active_parameters", "kinds", "licence", "released",
+        "card",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [("task=poetry", "poetry"), ("engine=stream", "plan"), ("device=RTX+4091", "RTX 4090")],
+)
+def test_home_refuses_invalid_fields(address: str, query: str, message: str) -> None:
+    answer = ask(address, f"{HOME}?{query}")
+    assert (answer.status, answer.error["type"]) == (400, "UsageError")
+    assert message in answer.error["message"]
+
+
+def test_home_has_the_cards_made_so_far_in_few_bytes(address: str) -> None:
+    machine = "device=RTX+4090&ram=64G"
+    with closing(events(address, f"{PATH}?{machine}")) as stream:
+        *_, picks = until_picks(stream)
+        more = islice((event for event in stream if event["event"] == "card"), 20)
+        count = sum(1 for _ in more)
+    answer = ask(address, f"{HOME}?{machine}").json()
+    assert answer["picks"] == picks["data"]["ids"]
+    cards = {model["id"]: model["card"] for model in answer["models"] if model["card"]}
+    assert len(cards) >= count
+    assert "parts" in cards[answer["picks"][0]]["bars"][0]
+    # 160 cards of this size fit into 45 KB, gzipped.
+    rows = [model for model in answer["models"] if model["card"]]
+    size = len(gzip.compress(json.dumps(rows).encode(), 6))
+    assert size * len(answer["models"]) / len(rows) < 45_000
+
+
+def until_picks(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for event in stream:
+        yield event
+        if event["event"] == "picks":
+            return

@@ -16,9 +16,8 @@ from tests.web.conftest import MACHINE, MakeVisit, Site
 from tests.web.serving import start_process
 
 from edgekit.cli import main
-from edgekit.index import read_index
+from edgekit.index import checked_entries, read_index
 from edgekit.units import format_bytes
-from edgekit.web.cards import checked_entries
 
 VERDICTS = {"passed": "Fits", "warning": "Tight", "failed": "Does not fit", "refused": "Cannot run"}
 VLLM_VERDICTS = VERDICTS | {"passed": "Starts", "failed": "Does not start"}

@@ -7,8 +7,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,8 @@ UNKNOWN_SPEED = "of unknown speed"
 # tables are half of gemma-4-e2b.
 READ_SHARE = 0.5
 STEP_BYTES = 256 * MIB  # smaller changes of the free memory do not need a new search
-MAX_STORED_BYTES = 128 * 1024  # a stored answer has 1 to 60 KB
 LEFTOVER_S = 3600  # age at which an unfinished file is certainly abandoned
-MOST_FILES = 64  # stored answers; the oldest are removed
+MOST_FILES = 64  # stored recommendations and searches; the oldest are removed
 
 
 def complete(request: Request) -> Request:
@@ -74,11 +73,15 @@ def slower_than(tokens_per_s: float) -> str:
     return f"slower than {min_speed_words(tokens_per_s)} tokens/s"
 
 
+OnPlan = Callable[[Entry, Plan], None]
+
+
 class Candidates:
     """Models on the machine and engine of a complete request. Models that share a geometry are planned once."""
 
-    def __init__(self, request: Request, session: Session) -> None:
-        self._request, self._session = request, session
+    def __init__(self, request: Request, session: Session, on_plan: OnPlan | None = None) -> None:
+        """`on_plan` gets each model that is planned, with its longest context."""
+        self._request, self._session, self._on_plan = request, session, on_plan
         self._machine, self._engine = request.find_machine(), engine_named(request.engines[0])
         self._capacity_bytes = sys.maxsize  # with --reserve, only the plan decides what fits
         if request.reserve_bytes is None:
@@ -95,9 +98,14 @@ class Candidates:
         key = (entry.geometry or entry.id, entry.basis, native, task.start, variants)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = make_plan(task, thorough=False, helpful=False)
+            longest = self._on_plan is not None
+            plan = make_plan(task, thorough=False, helpful=False, longest=longest)
+            self._plans[key] = plan
         its_own = replace(plan.task, label=task.label, repository=task.repository)
-        return replace(plan, task=its_own)
+        plan = replace(plan, task=its_own)
+        if self._on_plan is not None:
+            self._on_plan(entry, plan)
+        return plan
 
     def weights_bytes(self, entry: Entry) -> int:
         """The least that its weights can take: at the requested quantisation, or the smallest good one; 0: unknown."""
@@ -206,37 +214,61 @@ def key_of(
     return hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
 
 
-def _folder() -> Path | None:
-    """Where answers are stored: next to the cache of headers; None if nothing may be cached."""
-    headers = cache_folder()
-    return None if headers is None else headers.parent / "recommended"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerStore:
+    """A folder of answers, next to the cache of headers. It may be deleted at any time."""
+
+    name: str
+    max_bytes: int  # of one answer
+    most_files: int  # the oldest are removed
+
+    @property
+    def folder(self) -> Path | None:
+        """None if nothing may be cached."""
+        headers = cache_folder()
+        return None if headers is None else headers.parent / self.name
+
+    def read(self, key: str) -> Any:
+        """The stored answer, as its JSON; None if there is none, or it is damaged."""
+        folder = self.folder
+        if folder is None:
+            return None
+        try:
+            return json.loads(read_small(folder / f"{key}.json", limit=self.max_bytes) or b"null")
+        except (HeaderLimitError, ValueError, RecursionError):
+            return None
+
+    def write(self, key: str, answer: Mapping[str, Any]) -> None:
+        """Store an answer. Ignores write errors, and an answer that is too long: stored answers only save time."""
+        folder = self.folder
+        if folder is None:
+            return
+        try:
+            text = json.dumps(answer, separators=(",", ":")).encode()
+            if len(text) > self.max_bytes:
+                return
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(folder / f"{key}.json") as file:
+                file.write(text)
+            stored = folder.glob("*.json")
+            newest = sorted(stored, key=lambda path: path.stat().st_mtime, reverse=True)
+            oldest = time.time() - LEFTOVER_S
+            leftover = [path for path in folder.glob("*.part") if path.stat().st_mtime < oldest]
+            for path in (*newest[self.most_files :], *leftover):
+                path.unlink(missing_ok=True)
+        except (OSError, ValueError):
+            return
+
+
+# An answer has 1 to 60 KB.
+RECOMMENDED = AnswerStore(name="recommended", max_bytes=128 * 1024, most_files=MOST_FILES)
 
 
 def read_stored(key: str) -> Any:
-    """The stored answer, as its JSON; None if there is none, or it is damaged."""
-    folder = _folder()
-    if folder is None:
-        return None
-    try:
-        return json.loads(read_small(folder / f"{key}.json", limit=MAX_STORED_BYTES) or b"null")
-    except (HeaderLimitError, ValueError, RecursionError):
-        return None
+    """The stored recommendation or search, as its JSON; None if there is none, or it is damaged."""
+    return RECOMMENDED.read(key)
 
 
 def store(key: str, answer: Mapping[str, Any]) -> None:
-    """Store an answer. Ignores write errors: stored answers only save time."""
-    folder = _folder()
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / f"{key}.json") as file:
-            file.write(json.dumps(answer).encode())
-        stored = folder.glob("*.json")
-        newest = sorted(stored, key=lambda path: path.stat().st_mtime, reverse=True)
-        oldest = time.time() - LEFTOVER_S
-        leftover = [path for path in folder.glob("*.part") if path.stat().st_mtime < oldest]
-        for path in (*newest[MOST_FILES:], *leftover):
-            path.unlink(missing_ok=True)
-    except (OSError, ValueError):
-        return
+    """Store a recommendation or a search. Ignores write errors."""
+    RECOMMENDED.write(key, answer)

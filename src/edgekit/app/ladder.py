@@ -21,7 +21,9 @@ from edgekit.request import Request, Session
 from edgekit.sources.quants import SHORT_MIXES
 from edgekit.sources.types import Origin
 
-MOST_ROWS = 32  # of a repository with more files, the largest are left out; each takes 0.05 to 0.4 s
+MOST_ROWS = (
+    32  # of a repository with more files, the largest are left out; each takes 0.05 to 0.4 s
+)
 ORIGINAL = "original"  # the weights as the publisher released them
 FROM_ITS_NAME = "the size of this file is estimated from its name: its header was not read"
 
@@ -144,7 +146,9 @@ def ladder_named(resolved: ResolvedModel, request: Request, session: Session) ->
 def _without_quant(request: Request) -> Request:
     """The request without a quantisation of the weights."""
     flags = {
-        engine: {key: value for key, value in values.items() if key != engine_named(engine).quant_key}
+        engine: {
+            key: value for key, value in values.items() if key != engine_named(engine).quant_key
+        }
         for engine, values in request.flags.items()
     }
     return replace(request, quant=None, flags=flags)
@@ -179,7 +183,9 @@ def _chosen_name(result: Verdict) -> str:
 
 def _at(resolved: ResolvedModel, engine: str, variant: Variant) -> ResolvedModel:
     """The model for a check at the quantisation of this variant."""
-    if variant.name == AS_NAMED:  # as it was published: no flag says so, and nothing else is to be chosen
+    if (
+        variant.name == AS_NAMED
+    ):  # as it was published: no flag says so, and nothing else is to be chosen
         found = replace(resolved.opened(engine), mix=AS_NAMED)
         return replace(resolved, found=found)
     return quantised(resolved, _flag_value(variant, engine))

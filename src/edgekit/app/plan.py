@@ -88,8 +88,9 @@ def plan_model(
     session: Session | None = None,
     *,
     thorough: bool = True,
+    longest: bool = False,
 ) -> Plan:
-    """The plan alone, for the requested engine or the one for the model's files.
+    """The plan alone, for the requested engine or the one for the model's files. `thorough`, `longest`: see make_plan.
 
     If the plan chooses a file of the repository that is not open yet, its header is read as well.
     """
@@ -101,8 +102,8 @@ def plan_model(
         opened = opened.whole()
     _, chosen, choice = choose_with_engine(opened, task, request, session)
     if not choice.attempts:  # nothing was searched for, and nothing else can be
-        return make_plan(chosen, choice=choice, thorough=False, helpful=False)
-    return make_plan(task, choice=choice, thorough=thorough)
+        return make_plan(chosen, choice=choice, thorough=False, helpful=False, longest=longest)
+    return make_plan(task, choice=choice, thorough=thorough, longest=longest)
 
 
 def task_to_plan(resolved: ResolvedModel, request: Request, session: Session) -> Task:

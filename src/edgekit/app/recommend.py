@@ -16,6 +16,7 @@ from edgekit.app.candidates import (
     TOO_LARGE,
     UNKNOWN_SPEED,
     Candidates,
+    OnPlan,
     complete,
     key_of,
     read_stored,
@@ -78,21 +79,28 @@ class Recommendation:
 
 
 def recommend(
-    request: Request, session: Session = OFFLINE, catalog: Index | None = None
+    request: Request,
+    session: Session = OFFLINE,
+    catalog: Index | None = None,
+    *,
+    on_plan: OnPlan | None = None,
 ) -> Recommendation:
     """The result of `find_best`, whose models are stored: a repeated request only plans them again.
 
     Two requests count as the same if the free memory, rounded down to STEP_BYTES, is the same; the plans always use the
-    memory that is free now. Raises UsageError, and HardwareError if the machine has no hardware for the engine.
+    memory that is free now. `on_plan` gets each model as soon as it is planned, with its longest context. Raises
+    UsageError, and HardwareError if the machine has no hardware for the engine.
     """
     catalog = read_index() if catalog is None else catalog
     request = complete(request)
     ranked = ranked_for(request.purpose or ModelPurpose.CHAT, catalog.entries)
     key = key_of(request, with_rounded_memory(request.find_machine()), ranked)
-    recommendation = _plan_stored(key, request, session, ranked)
+    recommendation = None
+    if session.reach.cache:
+        recommendation = _plan_stored(key, request, session, ranked, on_plan)
     if recommendation is None:
-        recommendation = find_best(ranked, request, session)
-        if recommendation.suggestions:
+        recommendation = find_best(ranked, request, session, on_plan=on_plan)
+        if recommendation.suggestions and session.reach.cache:
             picks = [suggestion.entry.id for suggestion in recommendation.suggestions]
             store(key, {"picks": picks, "passed_over": recommendation.passed_over})
     notes = (
@@ -102,7 +110,11 @@ def recommend(
 
 
 def _plan_stored(
-    key: str, request: Request, session: Session, ranked: Sequence[Entry]
+    key: str,
+    request: Request,
+    session: Session,
+    ranked: Sequence[Entry],
+    on_plan: OnPlan | None = None,
 ) -> Recommendation | None:
     """The stored models with new plans; None if nothing is stored, it is damaged, or a model no longer fits."""
     by_id = {entry.id: entry for entry in ranked}
@@ -115,9 +127,11 @@ def _plan_stored(
     suggestions: list[Suggestion] = []
     task = request.purpose or ModelPurpose.CHAT
     for entry in picks:
-        plan = find_plan(task_for(entry, request, session))
+        plan = find_plan(task_for(entry, request, session), longest=on_plan is not None)
         if plan is None or plan.result.is_too_slow:
             return None
+        if on_plan is not None:
+            on_plan(entry, plan)
         suggestions.append(Suggestion(entry=entry, plan=plan, task=task))
     if not suggestions:
         return None
@@ -126,9 +140,13 @@ def _plan_stored(
 
 
 def find_best(
-    entries: Iterable[Entry], request: Request, session: Session = OFFLINE
+    entries: Iterable[Entry],
+    request: Request,
+    session: Session = OFFLINE,
+    *,
+    on_plan: OnPlan | None = None,
 ) -> Recommendation:
-    """The best models for the task by rank, slow ones last.
+    """The best models for the task by rank, slow ones last. `on_plan`: see `recommend`.
 
     Raises HardwareError if the machine has no hardware for the engine.
     """
@@ -136,7 +154,7 @@ def find_best(
     (engine,) = request.engines
     engine_named(engine).check_runs(request.find_machine())
     check_users(request.users, engine)
-    search = _Search(request, session)
+    search = _Search(request, session, on_plan)
     ranked = ranked_for(request.purpose or ModelPurpose.CHAT, entries)
     suggestions = search.find(ranked)
     passed_over = tuple(search.passed_over.most_common())
@@ -157,10 +175,10 @@ class _Search:
     planning, which takes time, so models whose best possible order is too low are not planned.
     """
 
-    def __init__(self, request: Request, session: Session) -> None:
+    def __init__(self, request: Request, session: Session, on_plan: OnPlan | None = None) -> None:
         self._request, self._session = request, session
         self._limit = min(request.limit or SHOWN, MOST_SHOWN)
-        self._candidates = Candidates(request, session)
+        self._candidates = Candidates(request, session, on_plan)
         self._task = request.purpose or ModelPurpose.CHAT
         self._embeds = self._task is ModelPurpose.EMBEDDING
         self.passed_over: Counter[str] = Counter()

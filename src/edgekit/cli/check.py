@@ -104,7 +104,9 @@ def _run_ladder(
     with open_session(arguments, quiet=arguments.json, confirm=confirm) as session:
         answer = ladder(names[0], request, session)
     code = exit_code([answer.chosen.answer], strict=arguments.strict)
-    return (json_text(ladder_json(answer)) if arguments.json else ladder_text(answer, screen())), code
+    return (
+        json_text(ladder_json(answer)) if arguments.json else ladder_text(answer, screen())
+    ), code
 
 
 def _show_table(batches: Iterable[list[Answer]]) -> list[list[Answer]]:

@@ -24,6 +24,8 @@ COMMAND, FILE, SETTINGS = "command", "file", "settings"
 # NVML counts cards by their place on the bus; CUDA counts the fastest first by default.
 AS_NVML_COUNTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 PLACEHOLDER = "MODEL"
+# Words of a command that the user has to replace.
+_GAPS = frozenset({PLACEHOLDER, *(f"{part}.gguf" for part in (PLACEHOLDER, "MMPROJ", "DRAFT"))})
 UNCONVERTED = "Q4_K_M"  # engines.llamacpp.architectures.DEFAULT_MIX
 LM_STUDIO = "lm-studio"
 OLLAMA = "ollama"
@@ -51,6 +53,11 @@ class Command:
     served_name: str | None = (
         None  # of the model in requests, if this starts a server; "": any name will do
     )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it can be pasted as it is: it names a file or a repository that exists."""
+        return _GAPS.isdisjoint(self.words)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -549,6 +549,13 @@ class Engine:
         return model.header.file_bytes or model.header.tensor_bytes
 
     @rule("estimate")
+    def estimate_bounds(
+        self, _model: Model, _load: Load, _setup: Setup, /
+    ) -> tuple[MemoryEstimate, MemoryEstimate] | None:
+        """A lower and an upper bound of the bill, much faster than the bill; None: there are none."""
+        return None
+
+    @rule("estimate")
     def divided(self, line: MemoryLine, _model: Model, _setup: Setup, /) -> Iterable[MemoryLine]:
         """A line of a rule of thumb, divided among the pools as the setup places the model."""
         return (line,)

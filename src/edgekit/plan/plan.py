@@ -90,13 +90,18 @@ class Plan:
 
 
 def make_plan(
-    task: Task, *, choice: Choice | None = None, thorough: bool = True, helpful: bool = True
+    task: Task,
+    *,
+    choice: Choice | None = None,
+    thorough: bool = True,
+    helpful: bool = True,
+    longest: bool = False,
 ) -> Plan:
     """What to run: weights, placement, context and cache as SPEC A4 chooses them.
 
     `choice`: the result of that search, if it is known. `thorough` also looks for a draft model, the longest context,
-    the number of users, and a system limit to raise; lists of many models skip that. If nothing fits, the plan says so;
-    `helpful` adds what would help.
+    the number of users, and a system limit to raise; lists of many models skip that. `longest` looks for the longest
+    context anyway. If nothing fits, the plan says so; `helpful` adds what would help.
 
     Raises UsageError for flags that contradict each other, HardwareError if the engine cannot run on the machine,
     RefusedError if it does not support the model.
@@ -105,7 +110,7 @@ def make_plan(
     choice = choice or choose(task)
     if not choice.fits:
         candidate = choice.candidate
-        result = result_for(candidate, max_context=None if helpful else 0)
+        result = result_for(candidate, max_context=None if helpful or longest else 0)
         weights = Decision(
             lever=Lever.WEIGHTS,
             value=candidate.variant.name,
@@ -120,7 +125,8 @@ def make_plan(
             to_fit=changes(task, result) if helpful else (),
         )
     candidate = pinned_candidate(choice.candidate)
-    result = result_for(candidate, max_context=None if thorough else candidate.tokens)
+    max_context = None if thorough or longest else candidate.tokens
+    result = result_for(candidate, max_context=max_context)
     result = replace(result, fastest=fastest_words(choice, result))
     decisions = [*_decisions(choice, candidate, result)]
     drafter: Drafter | None = None
@@ -168,9 +174,9 @@ def speed_on_gpu(candidate: Candidate) -> float | None:
     return None if speed is None else speed.typical
 
 
-def find_plan(task: Task) -> Plan | None:
-    """The plan without its expensive parts; None if nothing fits."""
-    plan = make_plan(task, thorough=False, helpful=False)
+def find_plan(task: Task, *, longest: bool = False) -> Plan | None:
+    """The plan without its expensive parts; None if nothing fits. `longest`: with the longest context."""
+    plan = make_plan(task, thorough=False, helpful=False, longest=longest)
     return plan if plan.fits else None
 
 

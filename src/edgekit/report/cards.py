@@ -13,6 +13,7 @@ from edgekit.app.search import runs_on
 from edgekit.bill.types import Lever
 from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED
+from edgekit.engines.commands import Command
 from edgekit.engines.flags import typed
 from edgekit.errors import printable
 from edgekit.index.quality import (
@@ -23,15 +24,18 @@ from edgekit.index.quality import (
     reference_benchmark,
 )
 from edgekit.index.repositories import Form, repository_at
+from edgekit.index.titles import publisher_of, title_of
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.plan.choice import download_bytes, with_weights
+from edgekit.plan.commands import by_program, main_command
 from edgekit.plan.fit import first_placement
 from edgekit.plan.plan import Plan
 from edgekit.plan.recommend import (
     Suggestion,
     entry_related_scores,
     rank_of,
+    suits_task,
     task_of_entry,
 )
 from edgekit.report.check import assumed_of, bars_json, changes_section, headline
@@ -452,29 +456,47 @@ def _suggestion_json(suggestion: Suggestion) -> Json:
 def card_entry_json(entry: Entry) -> Json:
     """The fields of the model that a card shows; the rest is in the catalog."""
     return {
+        "title": title_of(entry),
+        "publisher": publisher_of(entry),
         **fields(entry, "repository family architecture parameters active_parameters"),
         "native_context": entry.native_context,
         "kinds": [kind.value for kind in entry.kinds],
-        **fields(entry, "licence released"),
+        **fields(entry, "licence released not_before"),
     }
 
 
-def card_json(entry: Entry, plan: Plan) -> Json:
-    """A card of the page. Recommendations are sorted by `is_notable`, then by `worth`."""
+_MERITS = "rank worth is_notable is_quick is_preferred"
+_NO_MERIT = {"worth": 0.0, **dict.fromkeys(("is_notable", "is_quick", "is_preferred"), False)}
+
+
+def card_json(entry: Entry, plan: Plan, ready: Sequence[Command] = ()) -> Json:
+    """A card of the page. Recommendations are sorted by `is_notable`, then by `worth`; `for_task` sets these.
+
+    `ready`: the plan's commands.
+    """
     result, speed = plan.result, plan_speed(plan)
-    suggestion = Suggestion(entry=entry, plan=plan, task=task_of_entry(entry))
+    tightest = result.tightest
+    command, program = command_words(ready if plan.fits else ())
     return {
         **_card_head(entry, plan.task.engine),
         "status": result.status.value,
+        "headline": headline(result),
         "told": _card_sentence(headline(result)),
         "variant": plan.variant.name,
         "is_good": plan.variant.is_good,
-        **fields(suggestion, "is_notable is_quick is_preferred"),
-        "worth": round(suggestion.worth, 3),
+        **_merits(entry, plan, task_of_entry(entry)),
+        "merits": {task.value: _merits(entry, plan, task) for task in _tasks_of(entry)},
         "context_tokens": plan.context_tokens,
+        "max_context": result.max_context,
         "cache": _cache_name(plan) or None,
+        "download_bytes": download_bytes(result) if plan.task.is_remote else None,
+        "required_bytes": tightest.required_bytes,
+        "available_bytes": tightest.budget.available_bytes,
         "speed": None if speed is None else {name: speed[name] for name in _CARD_SPEED},
         "way": printable(result.way.because),
+        "runs_on": runs_on(result) if plan.fits else "",
+        "command": command,
+        "program": program,
         "bars": bars_json(result.uses, result.estimate),
         "flags": plan_flags(plan),
     }
@@ -482,27 +504,67 @@ def card_json(entry: Entry, plan: Plan) -> Json:
 
 def refused_card_json(entry: Entry, engine: str, message: str) -> Json:
     """The card of a model without a plan."""
+    tasks = _tasks_of(entry)
     return {
         **_card_head(entry, engine),
         "status": "refused",
+        "headline": _card_sentence(message),
         "variant": None,
-        **dict.fromkeys(("is_good", "is_notable", "is_quick", "is_preferred"), False),
-        "worth": 0.0,
-        **dict.fromkeys(("context_tokens", "cache", "speed")),
-        "way": "",
+        "is_good": False,
+        "rank": round(rank_of(entry), 3),
+        **_NO_MERIT,
+        "merits": {
+            task.value: {"rank": round(rank_of(entry, task), 3), **_NO_MERIT} for task in tasks
+        },
+        **dict.fromkeys(("context_tokens", "max_context", "cache", "speed")),
+        **dict.fromkeys(("download_bytes", "required_bytes", "available_bytes")),
+        **dict.fromkeys(("way", "runs_on", "command", "program"), ""),
         "bars": [],
         "flags": {},
         "told": _card_sentence(message),
     }
 
 
+def for_task(card: Json, task: ModelPurpose) -> Json:
+    """The card with what the model is worth for this task; for a model of other tasks, what it is worth for its own."""
+    merits = card["merits"]
+    own = {name: card[name] for name in _MERITS.split()}
+    fields_of_card = {name: value for name, value in card.items() if name != "merits"}
+    return {**fields_of_card, **merits.get(task.value, own)}
+
+
+def _tasks_of(entry: Entry) -> list[ModelPurpose]:
+    return [task for task in ModelPurpose if suits_task(entry, task)]
+
+
+def _merits(entry: Entry, plan: Plan, task: ModelPurpose) -> Json:
+    """What the model is worth for the task on the machine of the plan."""
+    suggestion = Suggestion(entry=entry, plan=plan, task=task)
+    rounded = {name: round(getattr(suggestion, name), 3) for name in ("rank", "worth")}
+    return {**fields(suggestion, _MERITS), **rounded}
+
+
+def command_words(ready: Sequence[Command]) -> tuple[str, str]:
+    """The text to copy that starts the model, and its program; empty if the model's repository is not known.
+
+    Where other commands have to be run first, they are in the lines before it.
+    """
+    main = main_command(ready)
+    if main is None:
+        return "", ""
+    steps = by_program(ready)[main.program]
+    text = "\n".join(step.text for step in steps)
+    return text if all(step.is_complete for step in steps) else "", main.program
+
+
 def _card_head(entry: Entry, engine: str) -> Json:
     """The fields that a card has with and without a plan."""
     return {
         "id": entry.id,
+        "title": title_of(entry),
+        "publisher": publisher_of(entry),
         "entry": card_entry_json(entry),
         "engine": engine,
-        "rank": round(rank_of(entry), 3),
     }
 
 

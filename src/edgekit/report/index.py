@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from edgekit.errors import EdgekitError
 from edgekit.index.database import header_of
+from edgekit.index.ids import kinds_of
 from edgekit.index.quality import Quality
 from edgekit.index.records import header_json
-from edgekit.index.repositories import Form, names_of, repositories_of
+from edgekit.index.repositories import Form, model_at, names_of, repositories_of
+from edgekit.index.titles import publisher_of, title_of
 from edgekit.index.types import NO_HEADER, Entry, Index, ModelPurpose, Size, Source
 from edgekit.plan.recommend import entry_quality
 from edgekit.report.json import SCHEMA, Json, error_json, fields
@@ -28,6 +30,7 @@ from edgekit.units import Basis, format_bytes, format_count, format_download
 
 if TYPE_CHECKING:
     from edgekit.app.index_update import IndexUpdate
+    from edgekit.sources.hub import FoundRepository
 
 FOUR_BIT_MIXES = ("MXFP4_MOE", "Q4_K_M")  # the model's own 4-bit format, else the most common one
 _COLUMNS = ("model", "parameters", "4-bit", "context", "for", "from", "geometry", "licence")
@@ -319,6 +322,48 @@ def lines_text(lines: Iterable[str], screen: Screen = PLAIN) -> str:
     return "\n".join(rows) + "\n"
 
 
+def completion_json(text: str, entries: Iterable[Entry]) -> Json:
+    """The models that what was typed may mean, the best first."""
+    models = [
+        {
+            "id": entry.id,
+            "title": title_of(entry),
+            "publisher": publisher_of(entry),
+            **fields(entry, "parameters active_parameters"),
+            "kinds": [kind.value for kind in entry.kinds],
+            "repository": entry.repository,
+        }
+        for entry in entries
+    ]
+    return {"schema": SCHEMA, "query": text, "models": models}
+
+
+# The hub's names of tasks that EdgeKit's models have.
+_EMBEDDING_TASKS = frozenset({"feature-extraction", "sentence-similarity"})
+_VISION_TASKS = frozenset({"image-text-to-text", "image-to-text", "any-to-any"})
+_CHAT_TASKS = frozenset({"text-generation", *_VISION_TASKS})
+
+
+def hub_search_json(text: str, found: Iterable[FoundRepository]) -> Json:
+    """The repositories that the hub found. `model`: the id of the index, if it knows the repository."""
+    models = []
+    for repository in found:
+        task, known = repository.pipeline, model_at(repository.id)
+        kinds = kinds_of(
+            repository.id.rpartition("/")[2].lower(),
+            causal=task not in _EMBEDDING_TASKS,
+            pooled=task in _EMBEDDING_TASKS,
+            sees=task in _VISION_TASKS,
+        )
+        is_known_task = task in _CHAT_TASKS | _EMBEDDING_TASKS
+        models.append({
+            **fields(repository, "id downloads likes"),
+            "kinds": [kind.value for kind in kinds] if is_known_task else [],
+            "model": None if known is None else known[0],
+        })  # fmt: skip
+    return {"schema": SCHEMA, "query": text, "models": models}
+
+
 def index_json(entries: Sequence[Entry], index: Index) -> Json:
     models = [entry_json(entry) for entry in entries]
     return {
@@ -332,6 +377,7 @@ def index_json(entries: Sequence[Entry], index: Index) -> Json:
 def entry_json(entry: Entry, *, whole: bool = False) -> Json:
     """One model; `whole` adds its repositories, names and scores, and the keys and tensors it is rebuilt from."""
     answer: Json = {
+        "title": title_of(entry),
         **fields(entry, "id repository publisher family architecture parameters active_parameters"),
         **fields(entry, "native_context vocabulary"),
         "kinds": [kind.value for kind in entry.kinds],

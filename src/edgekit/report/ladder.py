@@ -21,7 +21,16 @@ from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, error_json, fields
 from edgekit.report.speed import interval_words
 from edgekit.report.tables import used_words, window_words
-from edgekit.report.text import PLAIN, Screen, clamp_width, fold, fold_hanging, join_parts, paint, table
+from edgekit.report.text import (
+    PLAIN,
+    Screen,
+    clamp_width,
+    fold,
+    fold_hanging,
+    join_parts,
+    paint,
+    table,
+)
 from edgekit.units import format_download, rate_figure
 
 _HEAD = ("", "weights", "size", "", "tokens/s", "", "context", "max", "GiB used", "runs on", "loss")
@@ -29,8 +38,12 @@ _LEFT = frozenset({0, 1, 3, 5, 9})
 _WEIGHTS, _SPEED_ENDS, _MAX, _USED, _RUNS_ON, _SIZE = 1, 5, 7, 8, 9, 2
 _DROPPED = (_SPEED_ENDS, _MAX, _RUNS_ON, _USED, _SIZE)  # on a narrow screen, in this order
 _CHOSEN = ">"
-_LOSS_NOTE = "loss: points of quality (0 to 100) lost against the released weights, measured on other models"
-_ABOUT_NOTE = "~ not measured for this type: between the measured types with the nearest number of bits"
+_LOSS_NOTE = (
+    "loss: points of quality (0 to 100) lost against the released weights, measured on other models"
+)
+_ABOUT_NOTE = (
+    "~ not measured for this type: between the measured types with the nearest number of bits"
+)
 
 
 def ladder_text(ladder: QuantLadder, screen: Screen = PLAIN) -> str:
@@ -144,7 +157,9 @@ def _rung_json(rung: Rung) -> Json:
         "bits": None if rung.bits is None else round(rung.bits, 2),
         **fields(rung, "size_bytes download_bytes status"),
         "can_load": result is not None and result.can_load,
-        "loss": None if loss is None else {**fields(loss, "value low high source?"), "basis": loss.basis.value},
+        "loss": None
+        if loss is None
+        else {**fields(loss, "value low high source?"), "basis": loss.basis.value},
         **fields(rung, "is_chosen repository? because?"),
         "flags": dict(rung.flags),
     }

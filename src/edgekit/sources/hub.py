@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from edgekit.errors import EdgekitError, RemoteInspectError, RemoteNotFoundError
+from edgekit.errors import EdgekitError, RemoteInspectError, RemoteNotFoundError, UsageError
 from edgekit.sources import cache
 from edgekit.sources.address import (
     host_of,
@@ -242,6 +242,77 @@ def _repos_like(repo: str, transport: Transport) -> tuple[str, ...]:
         if similar:
             return similar
     return ()
+
+
+# -- search --------------------------------------------------------------------------------------
+
+MAX_SEARCH_CHARS = 100
+MOST_FOUND = 50
+MAX_SEARCH_BYTES = 512 * 1024  # 50 models of about 2 KB: most of it are tags
+_MAX_TAGS = 200  # of one model
+_LARGEST_COUNT = 2**53  # as far as JavaScript counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRepository:
+    """A repository that the hub found. What it did not state is 0 or empty."""
+
+    id: str
+    downloads: int = 0  # of the last 30 days
+    likes: int = 0
+    pipeline: str = ""  # the hub's name of the task: "text-generation"
+    tags: tuple[str, ...] = ()
+
+
+def search_hub(text: str, limit: int, reach: Reach) -> tuple[FoundRepository, ...]:
+    """The models that the hub finds for these words, the most downloaded first. Private ones are left out.
+
+    Raises UsageError for words that cannot be searched for, and RemoteInspectError, also if the network is off.
+    """
+    words = text.strip()
+    if not words or len(words) > MAX_SEARCH_CHARS or not words.isprintable():
+        raise UsageError(f"q: give 1 to {MAX_SEARCH_CHARS} characters to search the hub for")
+    if not 1 <= limit <= MOST_FOUND:
+        raise UsageError(f"limit: must be 1 to {MOST_FOUND} (got {limit})")
+    transport = Transport(reach)
+    if not transport.is_online:
+        raise RemoteInspectError(
+            "Hugging Face was not searched, because the network is off (--offline or HF_HUB_OFFLINE): "
+            "models of the index are found without it"
+        )
+    query = urlencode({"search": words, "limit": limit, "sort": "downloads", "direction": -1})
+    url = f"{hub_endpoint()}/api/models?{query}"
+    name = "the search on Hugging Face"
+    reply = transport.get(url, name=name, limit_bytes=MAX_SEARCH_BYTES)
+    items = _json_list(reply.body)
+    if items is None:
+        raise RemoteInspectError(
+            f"{name}: {host_of(url)} did not answer with a list of models; check HF_ENDPOINT"
+        )
+    return tuple(filter(None, map(_found_repository, items)))[:limit]
+
+
+def _found_repository(item: Any) -> FoundRepository | None:
+    """What the hub says of a model; None if that is not a public repository."""
+    if not isinstance(item, dict) or item.get("private"):
+        return None
+    name = item.get("id")
+    if not isinstance(name, str) or _REPO.fullmatch(name) is None:
+        return None
+    counts = {
+        key: value
+        for key in ("downloads", "likes")
+        if type(value := item.get(key)) is int and 0 <= value <= _LARGEST_COUNT
+    }
+    pipeline, tags = item.get("pipeline_tag"), item.get("tags")
+    return FoundRepository(
+        id=name,
+        pipeline=pipeline if isinstance(pipeline, str) else "",
+        tags=tuple(tag for tag in tags[:_MAX_TAGS] if isinstance(tag, str))
+        if isinstance(tags, list)
+        else (),
+        **counts,
+    )
 
 
 # -- cached listings, for when the hub cannot be reached -----------------------------------------

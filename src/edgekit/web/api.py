@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Annotated, cast
 
 from anyio import to_thread
@@ -13,12 +12,11 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from edgekit.app.candidates import complete
 from edgekit.errors import NotFoundError
 from edgekit.index.names import find_entry
 from edgekit.report.index import entry_json
 from edgekit.report.json import json_line
-from edgekit.web.calls import CALLS, LISTS, Call, WebState, machine_now
+from edgekit.web.calls import CALLS, LISTS, Call, WebState, home_request
 from edgekit.web.cards import Deck
 from edgekit.web.failures import Failure, Problem, Responses
 from edgekit.web.jobs import JobEvent, JobState
@@ -67,14 +65,26 @@ def _client_of(request: Request) -> str:
 
 
 async def answer_call(call: Call, request: Request, fields: CallFields) -> Response:
-    """The answer of a call, computed in a thread. It is cancelled when the client disconnects."""
+    """The answer of a call as JSON."""
+
+    def work(state: WebState, watch: CallWatch) -> Response:
+        answer = call.answer(state, fields, watch)
+        return _json_response(without_folders(answer, state.settings))
+
+    return await answer_in_thread(request, work, is_long=call.is_long)
+
+
+async def answer_in_thread(
+    request: Request, work: Callable[[WebState, CallWatch], Response], *, is_long: bool
+) -> Response:
+    """The response of `work`, computed in a thread. It is cancelled when the client disconnects."""
     state, watch = state_of(request), CallWatch(client=_client_of(request))
 
-    def work() -> Response:
+    def watched_work() -> Response:
         watch.check()
-        answer = call.answer(state, fields, watch)
+        response = work(state, watch)
         watch.check()  # the answer of a cancelled call may be incomplete
-        return _json_response(without_folders(answer, state.settings))
+        return response
 
     async def cancel_on_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -83,8 +93,8 @@ async def answer_call(call: Call, request: Request, fields: CallFields) -> Respo
 
     disconnect = asyncio.create_task(cancel_on_disconnect())
     try:
-        async with state.turns.of(watch.client) if call.is_long else nullcontext():
-            return await to_thread.run_sync(work)
+        async with state.turns.of(watch.client) if is_long else nullcontext():
+            return await to_thread.run_sync(watched_work)
     finally:
         disconnect.cancel()
 
@@ -256,9 +266,10 @@ async def job_events(
     f"{ROOT}/cards/events",
     operation_id="events_api_v1_cards_events_get",
     response_class=StreamingResponse,
-    summary="Check every model of the index on a machine",
+    summary="Check the most used models on a machine, the best ones for a task first",
     responses=_stream(
-        "`machine`, a `card` for each model, best candidates first, then `done` or `failed`"
+        "`machine`, a `card` for each model, best candidates first, and `picks`, the best ones for the task, as soon "
+        "as they are known; then `done` or `failed`"
     ),
 )
 async def card_events(
@@ -268,7 +279,6 @@ async def card_events(
     cards = state_of(request).cards
 
     def find_deck() -> Deck:
-        requested = cast("CallFields", fields).request()
-        return cards.deck(complete(replace(requested, machine=machine_now(requested))))
+        return cards.deck(home_request(fields))
 
     return _events_answer(cards.follow(await to_thread.run_sync(find_deck)))

@@ -19,19 +19,20 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from edgekit import __version__
 from edgekit.errors import EdgekitError
 from edgekit.sources.address import is_offline
-from edgekit.web import api
+from edgekit.web import api, pictures
 from edgekit.web.calls import WebState
 from edgekit.web.failures import (
     Failure,
     Responses,
     error_json,
     failure_json,
+    fault_words,
     small_page,
     status_of,
     unreadable_answer,
 )
 from edgekit.web.references import without_folders
-from edgekit.web.security import DOCS, HEALTH, Security, ShutdownMiddleware
+from edgekit.web.security import DOCS, HEALTH, IMAGES, Security, ShutdownMiddleware
 from edgekit.web.types import WebSettings
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def create_app(settings: WebSettings) -> FastAPI:
         telemetry=_NO_TELEMETRY,
     )
     app.state.edgekit = state = WebState(settings)
-    for router in (page_router, api.router, api.jobs_router, api.cards_router):
+    for router in (page_router, pictures.router, api.router, api.jobs_router, api.cards_router):
         app.include_router(router)
     app.exception_handler(EdgekitError)(_edgekit_error)
     app.exception_handler(RequestValidationError)(_invalid_request)
@@ -154,15 +155,22 @@ async def _edgekit_error(request: Request, error: EdgekitError) -> Response:
     settings = api.state_of(request).settings
     body = without_folders(error_json(error), settings)
     status = status_of(error, network=settings.network and not is_offline())
-    return JSONResponse(body, status, {"Retry-After": "2"} if status == 429 else None)
+    headers = {"Retry-After": "2"} if status == 429 else None
+    if request.scope["path"] in IMAGES:
+        return pictures.failed_image(body["error"]["message"], status, headers)
+    return JSONResponse(body, status, headers)
 
 
-async def _invalid_request(_: Request, error: RequestValidationError) -> Response:
+async def _invalid_request(request: Request, error: RequestValidationError) -> Response:
+    if request.scope["path"] in IMAGES:
+        return pictures.failed_image(fault_words(error.errors()), 400)
     return unreadable_answer(error.errors())
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     kind, message = _MESSAGES.get(error.status_code, ("UsageError", str(error.detail)))
+    if request.scope["path"] in IMAGES:
+        return pictures.failed_image(message, error.status_code, error.headers)
     if request.scope["path"].startswith("/api/"):
         return JSONResponse(failure_json(kind, message), error.status_code, error.headers)
     text = f"{message[:1].upper()}{message[1:]}."

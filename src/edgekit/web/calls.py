@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
-from edgekit.app.check import check_named
+from edgekit.app.candidates import complete
+from edgekit.app.check import Answer, check_named
 from edgekit.app.estimate import estimate_named
 from edgekit.app.fit import curve, fit
 from edgekit.app.inspect import inspect
@@ -20,13 +21,15 @@ from edgekit.app.plan import check_engine, plan_named
 from edgekit.app.programs import InstalledProgram, installed_programs
 from edgekit.app.recommend import recommend
 from edgekit.app.search import Question, search
+from edgekit.app.upgrades import upgrades
 from edgekit.engines import every_engine
 from edgekit.engines.commands import PRODUCTS
 from edgekit.engines.flags import CONTEXT, QUANT, Control, Flag, Whole
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 from edgekit.formats.types import Depth
-from edgekit.index import most_used, read_index
+from edgekit.index import checked_entries, most_used, read_index
+from edgekit.index.completion import complete_name
 from edgekit.index.filters import Filters, select
 from edgekit.index.types import ModelPurpose
 from edgekit.machine.types import Machine
@@ -34,7 +37,7 @@ from edgekit.report.bill import bill_json
 from edgekit.report.cards import cards_json
 from edgekit.report.check import fit_json
 from edgekit.report.hardware import devices_json, hardware_json
-from edgekit.report.index import index_json
+from edgekit.report.index import completion_json, hub_search_json, index_json
 from edgekit.report.inspection import inspection_json
 from edgekit.report.json import SCHEMA
 from edgekit.report.json import fields as json_fields
@@ -43,11 +46,14 @@ from edgekit.report.plan import plan_json
 from edgekit.report.plot import curves_json
 from edgekit.report.search import search_json
 from edgekit.report.tables import answers_json
+from edgekit.report.upgrades import upgrades_json
 from edgekit.request import Request, Session
 from edgekit.server.clients import ClientTurns
+from edgekit.sources.hub import search_hub
 from edgekit.web import requests
-from edgekit.web.cards import Cards, checked_entries
+from edgekit.web.cards import Cards
 from edgekit.web.failures import about
+from edgekit.web.home import home_json
 from edgekit.web.jobs import Jobs
 from edgekit.web.models import CachedModel, OpenedModels
 from edgekit.web.references import (
@@ -65,6 +71,7 @@ from edgekit.web.types import CallWatch, Json, WebSettings, reach_of
 
 # How long a probe of this machine is reused, so that a slider does not wait for another.
 MACHINE_S = 2.0
+SEARCH_S = 10.0  # of a search on the hub: a person waits for it while typing
 PROGRAMS_S = 60.0  # likewise for the installed programs: to ask them takes longer
 # Groups of flags that the page treats alike.
 _GROUPS = ("weights", "cache", "placement", "backend", "cards")
@@ -194,6 +201,15 @@ def _check(state: WebState, fields: Any, watch: CallWatch) -> Json:
         return answers_json(check_named(model, request, _session(state, watch)))
 
 
+def first_check(state: WebState, fields: Any, watch: CallWatch) -> Answer:
+    """The answer of `check`, for one engine and without what would change it. Raises UsageError for several engines."""
+    request = _request(state, fields)
+    if len(request.engines) > 1:
+        raise UsageError("engine: a picture shows the answer of one engine: name it")
+    with _open_model(state, fields, request, watch) as model:
+        return check_named(model, request, _session(state, watch), with_changes=False)[0]
+
+
 def _plan(state: WebState, fields: Any, watch: CallWatch) -> Json:
     request = _request(state, fields)
     check_engine(request)
@@ -224,6 +240,10 @@ def _search(state: WebState, fields: Any, watch: CallWatch) -> Json:
     return search_json(search(question, _request(state, fields), _session(state, watch)))
 
 
+def _upgrades(state: WebState, fields: Any, watch: CallWatch) -> Json:
+    return upgrades_json(upgrades(_request(state, fields), _session(state, watch)))
+
+
 def _fit(state: WebState, fields: Any, watch: CallWatch) -> Json:
     request = _request(state, fields)
     with _open_model(state, fields, request, watch) as model:
@@ -249,6 +269,33 @@ def _index(state: WebState, fields: Any, _: CallWatch) -> Json:
         on_page = {entry.id for entry in checked_entries(index)}
         entries = [entry for entry in entries if entry.id in on_page]
     return index_json([shown_entry(entry, state.settings) for entry in entries], index)
+
+
+def home_request(fields: Any) -> Request:
+    """The request of the home page, with its machine and one engine."""
+    requested: Request = fields.request()
+    return complete(replace(requested, machine=machine_now(requested)))
+
+
+def _home(state: WebState, fields: Any, _: CallWatch) -> Json:
+    deck = state.cards.deck(home_request(fields), is_limited=False)
+    return home_json(state.cards.view(deck), known=len(read_index().entries))
+
+
+MOST_SHOWN = 8  # names of a completion, and repositories found, unless another number is asked for
+
+
+def _complete(state: WebState, fields: Any, _: CallWatch) -> Json:
+    entries = complete_name(fields.q, fields.limit or MOST_SHOWN)
+    return completion_json(fields.q, [shown_entry(entry, state.settings) for entry in entries])
+
+
+def _hub_search(state: WebState, fields: Any, watch: CallWatch) -> Json:
+    limits = reach_of(state.settings, watch)
+    reach = replace(limits, total_timeout_s=min(limits.total_timeout_s, SEARCH_S))
+    with state.models.remote_slot(watch, is_needed=reach.network):
+        found = search_hub(fields.q, fields.limit or MOST_SHOWN, reach)
+    return hub_search_json(fields.q, found)
 
 
 def engines_json() -> Json:
@@ -363,6 +410,12 @@ CALLS: dict[str, Call] = {
         "Search the index: by name, licence, size, quality, and whether models fit a machine",
         is_long=True,
     ),
+    "upgrades": Call(
+        requests.UPGRADES,
+        _upgrades,
+        "Count the models that run fully on the GPU at each size of its memory",
+        is_long=True,
+    ),
     "fit": Call(requests.FIT, _fit, "Check one set of settings against a machine"),
     "curves": Call(requests.CURVES, _curves, "Memory vs context, for each KV cache type"),
 }
@@ -379,6 +432,15 @@ LISTS: dict[str, Call] = {
         lambda *_: engines_json(),
         "List the engines, their settings and the KV cache types they offer",
     ),
+    "home": Call(
+        requests.HOME,
+        _home,
+        "The best models for a task on a machine and the most used ones, with the cards made so far",
+    ),
+    "complete": Call(
+        requests.COMPLETE, _complete, "Complete the name of a model of the index, in any spelling"
+    ),
+    "hub_search": Call(requests.HUB_SEARCH, _hub_search, "Search Hugging Face for models"),
     "index": Call(requests.INDEX, _index, "List the models of the index"),
     "catalog": Call(requests.INDEX, _index, "List the models of the index (the same as /index)"),
 }

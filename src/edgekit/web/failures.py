@@ -125,12 +125,16 @@ def status_of(error: EdgekitError, *, network: bool = True) -> int:
     return 404 if status == 502 and not network else status
 
 
+def fault_words(faults: Sequence[Fault]) -> str:
+    """The name of each invalid field, and what is wrong with it."""
+    return "; ".join(_message(fault) for fault in faults[:5]) or "invalid request"
+
+
 def unreadable_answer(faults: Sequence[Fault]) -> JSONResponse:
-    """The response to an invalid request: the name of each field, and what is wrong with it."""
-    message = "; ".join(_message(fault) for fault in faults[:5])
+    """The response to an invalid request."""
     parts = {_PARTS.get(_name(fault).partition(".")[0], "settings") for fault in faults}
     part = parts.pop() if len(parts) == 1 else ""
-    return JSONResponse(failure_json("UsageError", message or "invalid request", part), 400)
+    return JSONResponse(failure_json("UsageError", fault_words(faults), part), 400)
 
 
 def _name(fault: Fault) -> str:

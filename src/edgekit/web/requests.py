@@ -37,6 +37,7 @@ from edgekit.request import Request
 MAX_WORD_CHARS = 4096
 MAX_DEVICES = 8
 MOST_POINTS = 64
+MOST_NAMED = 50  # models that complete a name, or that the hub finds
 LARGEST_NUMBER = 2**63 - 1
 _CONTROL_CHARS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -205,11 +206,16 @@ _TABLE: Fields = {
     "points": _optional(int, "number of points per curve (default 16)", ge=2, le=MOST_POINTS),
     "task": _optional(Word, "chat (default), code, reasoning, vision or embed"),
     "limit": _optional(Word, "number of models (default 5)"),
+    "q": (
+        Name,
+        Field(description="what was typed so far", examples=["llama3.1"], max_length=400),
+    ),
     "all_sizes": _optional(bool, "list several models of a family, not only the best"),
     "kind": _optional(
         Word, "only models for this task: chat, code, reasoning, embedding or vision"
     ),
     "family": _optional(Word, "only models of this family: qwen3, llama-3.1, gemma"),
+    "theme": _optional(Word, "colours of the picture: light (default) or dark"),
     "checked": _optional(bool, "only the models that the page checks by itself: the most used"),
 }
 
@@ -246,22 +252,10 @@ ESTIMATE = _call_fields(
     "users device vram per_layer",
     one_engine=True,
 )
-CHECK = _call_fields(
-    "CheckRequest",
-    "model engine",
-    _CHECKED,
-    _CHECK,
-    "min_speed prompt_tokens users",
-    _MACHINE,
-)
-LADDER = _call_fields(
-    "LadderRequest",
-    "model engine",
-    _CHECKED,
-    _CHECK,
-    "min_speed prompt_tokens users",
-    _MACHINE,
-)
+_CHECK_FIELDS = ("model engine", _CHECKED, _CHECK, "min_speed prompt_tokens users", _MACHINE)
+CHECK = _call_fields("CheckRequest", *_CHECK_FIELDS)
+LADDER = _call_fields("LadderRequest", *_CHECK_FIELDS)
+PICTURE = _call_fields("PictureRequest", *_CHECK_FIELDS, "theme")
 PLAN = _call_fields(
     "PlanRequest",
     "model engine",
@@ -280,10 +274,15 @@ RECOMMEND = _call_fields(
     _MACHINE,
     one_engine=True,
 )
+UPGRADES = _call_fields("UpgradesRequest", "task", _PLANNED, _MACHINE, one_engine=True)
 FIT = _call_fields("FitRequest", "model engine", _CHECKED, _CHECK, "users", _MACHINE)
 CURVES = _call_fields("CurvesRequest", "model engine", _CHECKED, _CHECK, _MACHINE, "points")
 HARDWARE = _call_fields("HardwareRequest", _DESCRIBED)
-CARDS = _call_fields("CardsRequest", _PLANNED, _MACHINE, one_engine=True)
+CARDS = _call_fields("CardsRequest", "task", _PLANNED, _MACHINE, one_engine=True)
+HOME = _call_fields("HomeRequest", "task", _PLANNED, _MACHINE, one_engine=True)
+_MOST = {"limit": _optional(int, "number of models (default 8)", ge=1, le=MOST_NAMED)}
+COMPLETE = _call_fields("CompleteRequest", "q", _MOST)
+HUB_SEARCH = _call_fields("HubSearchRequest", "q", _MOST)
 DEVICES = _call_fields("DevicesRequest")
 ENGINES = _call_fields("EnginesRequest")
 INDEX = _call_fields("IndexRequest", "kind family checked")

@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from starlette.requests import ClientDisconnect, cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgekit.report.picture import error_badge_svg
 from edgekit.server.bodies import BodyProblem, read_body, replayed, respond
 from edgekit.server.clients import Places, Rates
 from edgekit.server.hosts import LOOPBACK_NAMES, is_named, is_same_site
@@ -36,6 +37,8 @@ STREAMS_EACH, MOST_STREAMS = 16, 128
 HEALTH = "/healthz"
 EVENTS = "/events"  # the path of every event stream ends with it
 DOCS = "/api/docs"  # a page, although its path looks like a call
+IMAGES = ("/picture.svg", "/badge.svg")  # calls, although their paths look like pages
+SVG = "image/svg+xml"
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -49,6 +52,9 @@ HEADERS: tuple[Header, ...] = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
 )
+
+# An SVG that is opened by itself is a document: it may not load or run anything.
+IMAGE_POLICY = b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
 
@@ -113,7 +119,11 @@ class PageRequest(RequestHead):
 
     @property
     def is_call(self) -> bool:
-        return self.path.startswith("/api/") and self.path != DOCS
+        return self.is_image or (self.path.startswith("/api/") and self.path != DOCS)
+
+    @property
+    def is_image(self) -> bool:
+        return self.path in IMAGES
 
     @property
     def is_stream(self) -> bool:
@@ -218,8 +228,10 @@ def malformed_answer() -> tuple[tuple[Header, ...], bytes]:
 
 
 def _content(refusal: Refusal, head: PageRequest | None) -> tuple[tuple[Header, ...], bytes]:
-    """The refusal's headers and body: JSON, or a small HTML page for a request that is not a call."""
-    if head is None or head.is_call:
+    """The refusal's headers and body: JSON, an image, or a small HTML page for a request that is not a call."""
+    if head is not None and head.is_image:
+        kind, text = SVG.encode(), error_badge_svg(refusal.message)
+    elif head is None or head.is_call:
         kind, text = b"application/json", json.dumps(failure_json(refusal.kind, refusal.message))
     else:
         title = HTTPStatus(refusal.status).phrase
@@ -227,6 +239,13 @@ def _content(refusal: Refusal, head: PageRequest | None) -> tuple[tuple[Header, 
         text = small_page(title, refusal.message, link=head.address, link_text="Try again")
     body = text.encode()
     return (*content_headers(kind, body), *refusal.headers), body
+
+
+def _headers(head: PageRequest) -> Iterator[Header]:
+    """The headers that every response has; images have a policy of their own."""
+    for name, value in HEADERS:
+        is_policy = head.is_image and name == b"content-security-policy"
+        yield name, IMAGE_POLICY if is_policy else value
 
 
 class _Answer:
@@ -240,7 +259,7 @@ class _Answer:
         """Passes on a message of the application, and adds headers to the first."""
         if message["type"] == "http.response.start":
             self.has_begun = True
-            headers: list[Header] = [*message.get("headers", ()), *HEADERS]
+            headers: list[Header] = [*message.get("headers", ()), *_headers(self.head)]
             if b"cache-control" not in {name for name, _ in headers}:
                 headers.append(
                     (b"cache-control", b"no-store" if self.head.is_call else b"no-cache")

@@ -19,9 +19,11 @@ from urllib.parse import urlencode
 
 import uvicorn
 
+from edgekit.app.candidates import complete
 from edgekit.engines.ports import check_port, url_of
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.index import read_index
+from edgekit.index.completion import complete_name
 from edgekit.report.hardware import devices_json, hardware_json
 from edgekit.request import Request
 from edgekit.server import connections
@@ -82,7 +84,7 @@ def serve(
 
     def ready(settled: WebSettings) -> None:
         on_ready(settled)
-        warm()
+        warm(server.state)
 
     server = make_server(settings, listening, on_ready=ready)
     server.run(sockets=[listening])
@@ -126,7 +128,7 @@ class PageServer(uvicorn.Server):
         self, config: uvicorn.Config, state: WebState, *, on_ready: Callable[[], None]
     ) -> None:
         super().__init__(config)
-        self._state, self._on_ready = state, on_ready
+        self.state, self._on_ready = state, on_ready
         self.is_ending = False
         self.fault: EdgekitError | None = None
 
@@ -140,9 +142,9 @@ class PageServer(uvicorn.Server):
             self.fault, self.should_exit = error, True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._state.close()
+        self.state.close()
         await asyncio.sleep(LAST_EVENT_S)
-        self._state.shutdown.begin()
+        self.state.shutdown.begin()
         await super().shutdown(sockets)
 
     @contextmanager
@@ -196,11 +198,19 @@ class PageProtocol(PatientProtocol):
     answers = FixedAnswers(busy=busy, malformed=malformed_answer)
 
 
-def warm() -> threading.Thread:
-    """Runs the steps in a thread. An error is reported later, by the request that needs the result."""
+def warm(state: WebState | None = None) -> threading.Thread:
+    """Runs the steps in a thread, then checks the models on this machine, in the worker's process, for the first visit.
+
+    An error is reported later, by the request that needs the result.
+    """
+    steps = [*_STEPS]
+    if state is not None:
+        cards = state.cards
+        steps.append(lambda: cards.make_ahead(complete(Request(machine=machine_now(Request())))))
+        steps.append(lambda: complete_name("qwen3"))
 
     def run_steps() -> None:
-        for step in _STEPS:
+        for step in steps:
             try:
                 step()
             except Exception as error:  # noqa: BLE001 - no request waits for it yet

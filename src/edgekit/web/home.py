@@ -1,0 +1,61 @@
+"""The home page's models in one answer: the order, the best ones, and the cards that are made already."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgekit.index.titles import publisher_of, title_of
+from edgekit.index.types import Entry
+from edgekit.report.json import SCHEMA, fields
+from edgekit.report.machine_label import machine_label
+from edgekit.web.types import Json
+
+if TYPE_CHECKING:
+    from edgekit.web.cards import DeckView
+
+# What a row of the page's table needs of a card; the rest comes with the events.
+_CARD = (
+    "status", "headline", "variant", "is_good", "is_notable", "is_quick", "is_preferred", "rank", "worth",
+    "context_tokens", "max_context", "cache", "download_bytes", "required_bytes", "available_bytes", "way", "runs_on",
+    "command", "program", "flags",
+)  # fmt: skip
+_SPEED = ("typical", "decode", "prefill_typical")
+_BAR = ("memory", "total_bytes", "available_bytes", "required_bytes", "status")
+
+
+def home_json(deck: DeckView, *, known: int) -> Json:
+    """`known`: how many models the index has. The cards of the best models are complete."""
+    machine, picks = deck.request.find_machine(), deck.picks
+    return {
+        "schema": SCHEMA,
+        "task": deck.task.value,
+        "engine": deck.request.engine,
+        "machine": {**fields(machine, "name what_if"), "label": machine_label(machine)},
+        "known": known,
+        "picks": None if picks is None else list(picks),
+        "models": [
+            _model_json(entry, deck.cards.get(entry.id), is_pick=entry.id in (picks or ()))
+            for entry in deck.entries
+        ],
+    }
+
+
+def _model_json(entry: Entry, card: Json | None, *, is_pick: bool) -> Json:
+    return {
+        "id": entry.id,
+        "title": title_of(entry),
+        "publisher": publisher_of(entry),
+        **fields(entry, "repository parameters active_parameters"),
+        "kinds": [kind.value for kind in entry.kinds],
+        **fields(entry, "licence released"),
+        "card": card if card is None or is_pick else _short_card(card),
+    }
+
+
+def _short_card(card: Json) -> Json:
+    speed = card["speed"]
+    return {
+        **{name: card[name] for name in _CARD},
+        "speed": None if speed is None else {name: speed[name] for name in _SPEED},
+        "bars": [{name: bar[name] for name in _BAR} for bar in card["bars"]],
+    }
