@@ -22,6 +22,7 @@ from edgekit.bill.types import (
 )
 from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED
+from edgekit.engines.commands import Command
 from edgekit.engines.flags import typed
 from edgekit.errors import UsageError, printable
 from edgekit.index import entry_with_id
@@ -70,6 +71,7 @@ _CACHE_BITS = {
     **dict.fromkeys(("q8_0", "8 bit", "fp8"), "an 8-bit"),
     **dict.fromkeys(("q4_0", "4 bit"), "a 4-bit"),
 }
+FROM_ITS_NAME = "from the name alone"
 _CUT = "cut to the model's context length"  # in the reason that plan/fit.py gives for a context
 
 
@@ -82,11 +84,12 @@ def headline(result: Verdict, *, from_name: bool = False) -> str:
     else:  # 'Runs fully on your RTX 4090: 18.4 of 22.5 GiB at 8K, about 38 tokens/s'
         verb, speed = ("Embeds", "") if embeds(result) else ("Runs", _speed(result))
         barely = ", just" if result.warning else ""
-        text = f"{verb} {_place(result)}{_at_weights(result)}{barely}: "
+        place = _place(result).removeprefix("fully ") if result.warning else _place(result)
+        text = f"{verb} {place}{_at_weights(result)}{barely}: "
         text += f"{_used(result)} at {_window(result)}{_cache_and_limits(result)}{speed}"
         text += _shortfall(result) if embeds(result) else ""
     if from_name:
-        text += " (rough estimate from the name alone)"
+        text += f" (rough estimate {FROM_ITS_NAME})"
     elif result.doubt:
         text += f" (rough estimate: {result.doubt})"
     elif any(use.assumed for use in result.uses):
@@ -188,7 +191,7 @@ def _place(result: Verdict) -> str:
         return f"with {off.experts} {elsewhere}"
     if off.cache:
         return f"on {cards} with the cache {elsewhere}"
-    return f"on {cards}" if result.warning else f"fully on {cards}"
+    return f"fully on {cards}"
 
 
 def offload_words(result: Verdict, on_gpu_tokens_per_s: float | None) -> str:
@@ -524,13 +527,17 @@ def check_json(check: Check) -> Json:
         "budgets": [use_json(use) for use in result.uses],
         "bars": bars_json(result.uses, result.estimate),
         "way": result.way.because,
-        "runs_on": runs_on(result) if result.can_load else None,
+        **place_json(result),
+        "embeds": embeds(result),
+        "doubt": FROM_ITS_NAME if check.is_assumed else result.doubt or None,
+        "from_index": result.from_index,
         "flags": dict(check.flags),
         "reasons": list(result.reasons),
         "changes": [change_json(change) for change in check.changes],
         "basis": result.estimate.basis.value,
         "estimate": bill_json(bill),
         "command": (bill.command or None) if result.can_load else None,
+        "commands": commands_json(check.ready),
         "notes": [*result.machine.notes, *bill.notes, *bill.estimate.notes],
     }
 
@@ -551,6 +558,23 @@ def _loss_json(check: Check) -> Json | None:
     native = "MXFP4" if entry is not None and entry.size("MXFP4_MOE") is not None else None
     loss = weights_loss(quant, native=native)
     return {**fields(loss, "value low high"), "basis": loss.basis.value, "source": loss.source or None}
+
+
+def place_json(result: Verdict | None) -> Json:
+    """Where the model runs, as in the headline and in short; null if it does not load."""
+    if result is None or not result.can_load:
+        return {"place": None, "runs_on": None}
+    place = _place(result)
+    return {
+        # "Starts on your RTX 4090": an engine that takes a fixed share never runs partly on it
+        "place": place.removeprefix("fully ") if takes_a_share(result) else place,
+        "runs_on": runs_on(result),
+    }
+
+
+def commands_json(commands: Iterable[Command]) -> list[Json]:
+    """Commands, files and settings to copy, in order."""
+    return [fields(command, "program name kind text notes") for command in commands]
 
 
 def _share(utilization: float) -> float | None:
@@ -622,6 +646,8 @@ def fit_json(fit: Fit) -> Json:
         "status": (Status.FAILED if result is None else result.status).value,
         "told": sentence,
         "can_load": result is not None and result.can_load,
+        **place_json(result),
+        "speed": None if result is None else speed_json(result),
         **fields(fit, "context_tokens native_context"),
         "streams": 1 if result is None else result.streams,
         **fields(fit, "quantization=result.quantization cache=result.cache"),

@@ -23,7 +23,8 @@ from edgekit.app.recommend import recommend
 from edgekit.app.search import Question, search
 from edgekit.app.upgrades import upgrades
 from edgekit.engines import every_engine
-from edgekit.engines.flags import Control, Flag, Whole
+from edgekit.engines.commands import PRODUCTS
+from edgekit.engines.flags import CONTEXT, QUANT, Control, Flag, Whole
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 from edgekit.formats.types import Depth
@@ -313,6 +314,9 @@ def _engine_json(engine: Engine) -> Json:
     return {
         "name": engine.name,
         **json_fields(page, "label program is_compared runs serves"),
+        "programs": [
+            {"name": name, "label": PRODUCTS.get(name, page.label)} for name in engine.for_programs
+        ],
         "quantizes_gguf": engine.loads_gguf and bool(engine.quant_key),
         "pins_placement": engine.pins_placement,
         "verdicts": dict(page.verdicts),
@@ -334,7 +338,19 @@ def _engine_json(engine: Engine) -> Json:
             for group in _GROUPS
         },
         "instead_of": {flag.key: flag.instead_of for flag in engine.flags if flag.instead_of},
+        "flag_names": _flag_names(engine),
     }
+
+
+def _flag_names(engine: Engine) -> Json:
+    """How each field is written on the command line: a name before its value, or for a switch a name per value."""
+    names: Json = {}
+    for flag in (CONTEXT, QUANT, *engine.flags):
+        if flag.names and flag.metavar:
+            names.setdefault(flag.key, flag.names[0])
+        elif flag.names and isinstance(names.setdefault(flag.key, {}), dict):
+            names[flag.key].setdefault(str(flag.value).lower(), flag.names[0])
+    return names
 
 
 def _control_json(flag: Flag, control: Control) -> Json:

@@ -81,7 +81,7 @@ class Problem(BaseModel):
 
     type: str
     message: str
-    about: str | None = None  # model, engine, machine, settings, cache_types
+    about: str | None = None  # model, engine, machine, ram, settings, cache_types
 
 
 class Failure(BaseModel):

@@ -120,7 +120,7 @@ function stripes(b, whole) {
     b.reserve_bytes > 0 && stripe("reserve", b.available_bytes, b.reserve_bytes, whole),
     held > 0 && stripe("others", b.available_bytes + b.reserve_bytes, held, whole),
     ...parts,
-    from > b.available_bytes && stripe("over", b.available_bytes, from - b.available_bytes, whole),
+    b.required_bytes > b.available_bytes && stripe("over", b.available_bytes, from - b.available_bytes, whole),
   ];
 }
 

@@ -17,10 +17,12 @@ function hasRamOfItsOwn(machine, { devices: found }) {
   return !machine.isThis && !isWhole;
 }
 
+const withRam = ({ device, vram, cpu }, ram) => ({ device, vram, cpu, ram });
+
 /** What to apply: {flags}, {machine: async () => machine}, or null where the page cannot do it. */
 function applied({ device, ram, ...flags }, machine, found) {
   if (device) return { machine: () => withDevice(device, machine) };
-  if (ram) return hasRamOfItsOwn(machine, found) ? { machine: async () => ({ device: machine.device, vram: machine.vram, cpu: machine.cpu, ram }) } : null;
+  if (ram) return hasRamOfItsOwn(machine, found) ? { machine: async () => withRam(machine, ram) } : null;
   return Object.keys(flags).length ? { flags } : null;
 }
 
@@ -29,7 +31,8 @@ export function changeList(check, machine, onapply) {
   const items = check.changes.map((change) => {
     const wanted = applied(change.flags, machine, check.machine);
     const apply = (event) => onapply(wanted, event);
-    const button = wanted && el("button", { type: "button", text: MODEL.apply, "aria-label": MODEL.applyNamed(change.told), onclick: apply });
+    const label = MODEL.applyNamed(change.told);
+    const button = wanted && el("button", { type: "button", text: MODEL.apply, "aria-label": label, onclick: apply });
     return el("li", {}, el("span", { text: change.told }), button);
   });
   return items.length ? el("ul", { class: "changes" }, ...items) : null;

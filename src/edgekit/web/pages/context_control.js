@@ -47,11 +47,14 @@ function mostOf(native, context) {
 /** The control; `show({context, native, largest, isAuto})` sets it. `onpick(tokens or null, event)`. */
 export function contextControl(onpick) {
   const state = { most: 2 * FALLBACK_MOST, marks: [] };
-  const slider = el("input", { type: "range", id: "context-slider", min: 0, max: STEPS, step: 1, "aria-label": SETTINGS.contextSlider });
-  const field = el("input", { id: "context", inputMode: "numeric", autocomplete: "off", maxLength: 12, "aria-describedby": "context-hint" });
+  const range = { type: "range", min: 0, max: STEPS, step: 1 };
+  const slider = el("input", { id: "context-slider", ...range, "aria-label": SETTINGS.contextSlider });
+  const digits = { inputMode: "numeric", autocomplete: "off", maxLength: 12 };
+  const field = el("input", { id: "context", ...digits, "aria-describedby": "context-hint" });
   const hint = el("p", { id: "context-hint", class: "hint" });
   const ticks = el("div", { class: "ticks" });
-  const auto = el("button", { type: "button", class: "quiet small", text: COMMON.auto, title: SETTINGS.contextAuto, onclick: (event) => onpick(null, event) });
+  const auto = el("button", { type: "button", class: "quiet small", text: COMMON.auto, title: SETTINGS.contextAuto });
+  auto.addEventListener("click", (event) => onpick(null, event));
   slider.addEventListener("input", (event) => {
     const count = nextTokens(Number(slider.value), state);
     field.value = tokens(count);
@@ -120,13 +123,15 @@ function showTicks({ state, ticks, onpick }, native, largest) {
   ticks.dataset.drawn = wanted;
   const isOne = native && native === largest;
   const rows = isOne ? [[native, "both"]] : [[native, "native"], [largest, "largest"]];
-  ticks.replaceChildren(...rows.filter(([count]) => count).map(([count, kind]) => tick(count, kind, state.most, onpick)));
+  const known = rows.filter(([count]) => count);
+  ticks.replaceChildren(...known.map(([count, kind]) => tick(count, kind, state.most, onpick)));
 }
 
 function tick(count, kind, most, onpick) {
   const word = SETTINGS.ticks[kind];
   const mark = el("span", { class: "tick", "aria-hidden": "true" });
   mark.style.left = `${(100 * placeOf(count, most)) / STEPS}%`;
-  const button = el("button", { type: "button", class: "quiet small", title: tokens(count), text: SETTINGS.tick(word, count), "aria-label": SETTINGS.tickLabel(word, count), onclick: (event) => onpick(count, event) });
+  const words = { title: tokens(count), text: SETTINGS.tick(word, count), "aria-label": SETTINGS.tickLabel(word, count) };
+  const button = el("button", { type: "button", class: "quiet small", ...words, onclick: (event) => onpick(count, event) });
   return el("div", { class: `tick-row ${kind === "native" ? "native" : "largest"}` }, mark, button);
 }

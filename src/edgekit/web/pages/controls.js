@@ -1,20 +1,77 @@
-// Settings -> controls: only what the engine has, each with a label, told at once when it changes.
+// Settings -> controls: quantisation, context and KV cache; what else the engine has is under "More settings".
 
+import { cacheFlags, cacheName, cacheTypes } from "./cache_names.js";
 import { contextControl } from "./context_control.js";
 import { el } from "./dom.js";
 import { CONTROL_KEYS, ENGINES, engineLabel, engineNamed } from "./engines.js";
 import { COMMON, SETTINGS } from "./texts.js";
 
-const KNOWN = new Set(["engine", "context", ...CONTROL_KEYS]);
+const KNOWN = new Set(["engine", "context", "quant", ...CONTROL_KEYS]);
+const UNNAMED = "auto"; // a cache type that the engine chooses when it starts
+const AUTO = ""; // the value of a menu's first entry
 const ONE_CACHE = { key: "one_cache", kind: "note", need: "oneCache" };
 
 const YES = new Set(["true", "yes", "on", "1", "t", "y"]); // as a link may say it
 
-/** The rows of an engine, and a note after the last of two that must agree for some models. */
+/** The rows of an engine but its weights, and a note after the last of two that must agree for some models. */
 function rowsOf(name) {
-  const { controls = [], cache } = engineNamed(name) ?? {};
+  const { controls = [], cache, groups } = engineNamed(name) ?? {};
   const last = cache?.keys.length > 1 ? cache.keys.at(-1) : null;
-  return controls.flatMap((row) => (row.key === last ? [row, ONE_CACHE] : [row]));
+  const others = controls.filter((row) => !groups.weights.includes(row.key));
+  return others.flatMap((row) => (row.key === last ? [row, ONE_CACHE] : [row]));
+}
+
+/** Values of a menu, and which is shown; its first entry leaves the choice to EdgeKit. */
+function fill(select, auto, rows, value) {
+  const options = [[AUTO, auto], ...rows];
+  if (!options.some(([one]) => one === value)) options.push([value, value]);
+  const now = JSON.stringify(options);
+  if (select.dataset.drawn !== now) {
+    select.dataset.drawn = now;
+    select.replaceChildren(...options.map(([one, text]) => el("option", { value: one, text })));
+  }
+  select.value = value;
+}
+
+/** The quantisations of the ladder; onweights(flags, event), {} for EdgeKit's own choice. */
+function quantControl(settings, onweights) {
+  const select = el("select", { id: "set-quant" });
+  let rows = [];
+  select.addEventListener("input", (event) => {
+    const row = rows.find((one) => one.quant === select.value);
+    onweights(row?.flags ?? {}, event);
+  });
+  const show = ({ ladder, quantization }) => {
+    rows = ladder.rows.filter((row) => Object.keys(row.flags).length);
+    const isAuto = !Object.keys(settings.weights).length;
+    const value = isAuto ? AUTO : (ladder.chosenRow()?.quant ?? Object.values(settings.weights)[0]);
+    const best = isAuto ? quantization : ladder.rows.find((row) => row.is_chosen)?.quant;
+    const texts = rows.map((row) => [row.quant, SETTINGS.quantizationOption(row.quant, row.download_bytes)]);
+    fill(select, best ? SETTINGS.valueAuto(best) : COMMON.auto, texts, value);
+  };
+  const node = el("div", { class: "control wide" }, el("label", { htmlFor: select.id, text: SETTINGS.quantization }), select);
+  return { node, show };
+}
+
+/** One type for keys and values; where they differ, the menu says both. */
+function cacheControl(settings, oncache) {
+  const select = el("select", { id: "set-cache" });
+  select.addEventListener("input", (event) => {
+    const { keys, also } = engineNamed(settings.engine).cache;
+    const taken = Object.fromEntries([...keys, ...Object.keys(also)].map((key) => [key, null]));
+    oncache(select.value === AUTO ? taken : cacheFlags(select.value, settings.engine), event);
+  });
+  const node = el("div", { class: "control wide" }, el("label", { htmlFor: select.id, text: SETTINGS.cache }), select);
+  const show = ({ engine }) => {
+    const { keys = [] } = engineNamed(engine)?.cache ?? {};
+    node.hidden = keys.length === 0;
+    const isAuto = keys.every((key) => settings.isAuto(key));
+    const now = cacheName(settings);
+    const isNamed = isAuto && now !== UNNAMED;
+    const rows = cacheTypes(engine).map((one) => [one, one]);
+    fill(select, isNamed ? SETTINGS.valueAuto(now) : COMMON.auto, rows, isAuto ? AUTO : now);
+  };
+  return { node, show };
 }
 
 /** What the model and the machine have, for rows that need it. */
@@ -32,11 +89,13 @@ const own = (row, facts) => {
 function menu(row, onpick) {
   const first = el("option", { value: "" });
   const others = row.values.filter((value) => value !== row.default);
-  const select = el("select", { id: `set-${row.key}` }, first, ...others.map((value) => el("option", { value, text: value })));
+  const options = others.map((value) => el("option", { value, text: value }));
+  const select = el("select", { id: `set-${row.key}` }, first, options);
   select.addEventListener("input", (event) => onpick(row.key, select.value || null, event));
   const show = (value, isAuto, facts) => {
     const engines = own(row, facts);
-    first.textContent = isAuto && value !== null && String(value) !== row.default ? SETTINGS.valueAuto(value) : String(engines);
+    const isSettled = isAuto && value !== null && String(value) !== row.default;
+    first.textContent = isSettled ? SETTINGS.valueAuto(value) : String(engines);
     select.value = isAuto || value === row.default ? "" : String(value);
     if (select.selectedIndex < 0) select.append(el("option", { value, text: value, selected: true }));
   };
@@ -46,7 +105,8 @@ function menu(row, onpick) {
 /** A whole number. What is no such number is told, and does not stay in the field. */
 function number(row, onpick) {
   const hint = el("p", { id: `hint-${row.key}`, class: "hint wrong" });
-  const input = el("input", { id: `set-${row.key}`, type: "number", min: row.least, max: row.most, step: 1, "aria-describedby": hint.id });
+  const limits = { type: "number", min: row.least, max: row.most, step: 1 };
+  const input = el("input", { id: `set-${row.key}`, ...limits, "aria-describedby": hint.id });
   const accepted = SETTINGS.wholeNumber(row.least, row.most);
   let inForce = "";
   input.addEventListener("input", (event) => {
@@ -105,11 +165,14 @@ function layers(row, onpick) {
     say(Number(input.value));
     onpick(row.key, word(Number(input.value)), event);
   });
-  auto.addEventListener("input", (event) => onpick(row.key, auto.checked ? null : word(Number(input.value)), event));
+  auto.addEventListener("input", (event) => {
+    onpick(row.key, auto.checked ? null : word(Number(input.value)), event);
+  });
   const show = (value, isAuto, facts) => {
     most = facts.layers + row.extra;
     input.max = most;
-    const count = value === "all" || value === "auto" ? most : Math.min(most, Number(value ?? (row.extra && facts.onGpu ? most : 0)));
+    const isAll = value === "all" || value === "auto" || (value === null && row.extra && facts.onGpu);
+    const count = isAll ? most : Math.min(most, Number(value ?? 0));
     input.value = count;
     auto.checked = isAuto;
     say(count);
@@ -139,35 +202,56 @@ function framed(row, made) {
 function others(settings, onpick) {
   const keys = Object.keys(settings.chosen).filter((key) => !KNOWN.has(key));
   if (!keys.length) return null;
-  const chip = (key) =>
-    el("li", {}, el("code", { text: `${key} = ${settings.chosen[key]}` }), el("button", { type: "button", class: "quiet small", text: COMMON.remove, "aria-label": COMMON.removeNamed(key), onclick: (event) => onpick(key, null, event) }));
-  return el("div", { class: "control wide" }, el("p", { class: "label", text: SETTINGS.fromLink }), el("ul", { class: "chips" }, ...keys.map(chip)));
+  const chip = (key) => {
+    const props = { type: "button", class: "quiet small", text: COMMON.remove, "aria-label": COMMON.removeNamed(key) };
+    const remove = el("button", { ...props, onclick: (event) => onpick(key, null, event) });
+    return el("li", {}, el("code", { text: `${key} = ${settings.chosen[key]}` }), remove);
+  };
+  const title = el("p", { class: "label", text: SETTINGS.fromLink });
+  return el("div", { class: "control wide" }, title, el("ul", { class: "set-by-link" }, keys.map(chip)));
 }
 
-/** {node, show(facts)}: onpick(key, value or null, event) hears every change. */
-export function controls(settings, onpick) {
+/**
+ * {node, show(facts)}: onpick(key, value or null, event) hears every change, onweights(flags, event) another
+ * quantisation, oncache(flags, event) another cache type.
+ */
+export function controls(settings, { onpick, onweights, oncache }) {
+  const quant = quantControl(settings, onweights);
   const context = contextControl((count, event) => onpick("context", count === null ? null : String(count), event));
+  const cache = cacheControl(settings, oncache);
   const engine = engineMenu(onpick);
   const grid = el("div", { class: "control-grid" });
+  const isSet = Object.keys(settings.chosen).some((key) => !["context", "engine", "quant"].includes(key));
+  const more = el(
+    "details",
+    { class: "unfold more-settings", open: isSet },
+    el("summary", { text: SETTINGS.more }),
+    el("div", { class: "controls" }, engine.node, grid),
+  );
   let rows = [];
   let drawn = "";
   const build = (facts) => {
     const wanted = rowsOf(facts.engine).filter((row) => has(row.need, facts));
-    const now = JSON.stringify([facts.engine, wanted.map((row) => row.key), Object.keys(settings.chosen).filter((key) => !KNOWN.has(key))]);
+    const unknown = Object.keys(settings.chosen).filter((key) => !KNOWN.has(key));
+    const now = JSON.stringify([facts.engine, wanted.map((row) => row.key), unknown]);
     if (now === drawn) return;
     drawn = now;
     const focused = grid.contains(document.activeElement) ? document.activeElement : null;
     rows = wanted.map((row) => ({ row, made: KINDS[row.kind](row, onpick) }));
-    grid.replaceChildren(...rows.map(({ row, made }) => framed(row, made)), ...[others(settings, onpick)].filter(Boolean));
+    const nodes = rows.map(({ row, made }) => framed(row, made));
+    grid.replaceChildren(...nodes, ...[others(settings, onpick)].filter(Boolean));
     if (focused) ((focused.id && grid.querySelector(`#${focused.id}`)) || engine.select).focus();
   };
   const show = (facts) => {
     build(facts);
+    quant.show(facts);
+    cache.show(facts);
     engine.show(settings, facts);
     context.show({ ...facts, isAuto: settings.isAuto("context") });
     for (const { row, made } of rows) made.show(settings.value(row.key), settings.isAuto(row.key), facts);
   };
-  return { node: el("div", { class: "controls" }, engine.node, context.node, grid), show };
+  const showQuant = (facts) => quant.show(facts);
+  return { node: el("div", { class: "controls" }, quant.node, context.node, cache.node, more), show, showQuant };
 }
 
 function engineMenu(onpick) {

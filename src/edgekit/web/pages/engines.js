@@ -49,3 +49,26 @@ export const verdictWord = (status, name) => BY_NAME.get(name)?.verdicts[status]
 
 /** Every word that some engine has for a verdict. */
 export const verdictWords = (status) => [...new Set([null, ...BY_NAME.keys()].map((name) => verdictWord(status, name)))];
+
+const byPrograms = [...engines].sort((a, b) => b.programs.length - a.programs.length); // the widest choice first
+const hasTab = (engine, label) => engine.programs.some((program) => program.label === label);
+const TAB_LABELS = [...new Set(byPrograms.flatMap((one) => one.programs.map(({ label }) => label)))];
+
+/** The tabs of commands: {label, engines}: the programs people look for by name, and the engines that have one. */
+export const PROGRAM_TABS = TAB_LABELS.map((label) => ({
+  label,
+  engines: byPrograms.filter((one) => hasTab(one, label)).map((one) => one.name),
+}));
+
+/** The tab that a command of an engine belongs to; its own, for a command that belongs to no program of the list. */
+export function tabOf(program, name) {
+  const engine = BY_NAME.get(name);
+  return engine?.programs.find((one) => one.name === program)?.label ?? engine?.programs[0]?.label ?? null;
+}
+
+/** A setting as words of a command line: ["-ctk", "q8_0"]. */
+export function flagWords(key, value, name) {
+  const written = BY_NAME.get(name)?.flag_names[key];
+  if (typeof written === "object") return [written[String(value)]].filter(Boolean);
+  return [written ?? `--${key.replaceAll("_", "-")}`, String(value)];
+}

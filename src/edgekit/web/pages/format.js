@@ -12,6 +12,12 @@ const COUNTS = [
   [1e6, "M"],
   [1e3, "K"],
 ];
+const DOWNLOADS = [
+  [1e12, "TB"],
+  [1e9, "GB"],
+  [1e6, "MB"],
+  [1e3, "KB"],
+];
 const grouped = new Intl.NumberFormat("en-US");
 const grouped1 = new Intl.NumberFormat("en-US", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 
@@ -51,6 +57,17 @@ export function short(n) {
   return tokens(n);
 }
 
+/** 47104 -> "46K": whole K, rounded down, for headlines. */
+export function kilo(n) {
+  return n >= 1024 ? short(1024 * Math.floor(n / 1024)) : tokens(n);
+}
+
+/** 17397559424 -> "17.4 GB": decimal, as hub pages and browsers show a download. */
+export function gigabytes(n) {
+  const [step, unit] = DOWNLOADS.find(([size]) => n >= size) ?? [1, "B"];
+  return `${step > 1 ? grouped1.format(n / step) : n} ${unit}`;
+}
+
 /** 8190735360 -> "8.2B". */
 export function params(n) {
   const found = COUNTS.find(([step]) => n >= step);
@@ -60,7 +77,7 @@ export function params(n) {
 }
 
 /** Two significant digits, one below 1: 1,200, 35, 3.5, 0.4; as in a check. */
-const figure = (x) => (x < 9.95 ? x.toFixed(1) : grouped.format(Number(x.toPrecision(2))));
+export const figure = (x) => (x < 9.95 ? x.toFixed(1) : grouped.format(Number(x.toPrecision(2))));
 
 /** 38.2 -> "about 38 tokens/s": a typical value. */
 export function rate(typical, about = "about ") {

@@ -5,7 +5,7 @@ export { go, replaceQuery, route } from "./router.js";
 import { connection } from "./api.js";
 import { announce } from "./dom.js";
 import { finder } from "./finder.js";
-import { go, listen, onShow, show } from "./router.js";
+import { go, listen, onShow, renew, show } from "./router.js";
 import { FINDER, SHELL } from "./texts.js";
 import "./machine.js";
 import "./home.js";
@@ -63,7 +63,7 @@ function startBanner() {
   connection.addEventListener("back", () => {
     tell(banner, SHELL.serverBack, "back");
     setTimeout(() => (banner.hidden = !connection.isLost), 4000);
-    show();
+    renew();
     reloadIfUpdated();
   });
 }

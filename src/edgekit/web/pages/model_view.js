@@ -1,32 +1,36 @@
-// Everything under the box: built once, updated with each answer.
+// The answer about one model: built once, updated with each answer; what is folded computes nothing.
 
-import { isPassing } from "./api.js";
-import { bars, billTable, headline, notes, poolNames } from "./answer.js";
+import { connection, isPassing } from "./api.js";
+import { bars, headline, setupLine, spokenSentence } from "./answer.js";
+import { verdict } from "./bar.js";
+import { billTable, notes, poolNames } from "./breakdown.js";
 import { cacheName, cacheTypes, ONE_TYPE, otherHalf } from "./cache_names.js";
 import { changeList, changesTitle } from "./changes.js";
-import { commands } from "./commands.js";
+import { checkCommand, runCommand } from "./command_line.js";
+import { commandBlock, Commands } from "./commands.js";
 import { readTokens } from "./context_control.js";
 import { controls } from "./controls.js";
 import { announce, el, fault, refill, scrollRoom } from "./dom.js";
-import { engineWords, verdictWord } from "./engines.js";
-import { machine } from "./machine.js";
+import { engineNamed, verdictWord } from "./engines.js";
+import { fold } from "./fold.js";
+import { kilo } from "./format.js";
+import { QuantLadder } from "./ladder.js";
+import { machine, machineName } from "./machine.js";
 import { Plot } from "./plot.js";
 import { replaceQuery } from "./router.js";
 import { Session } from "./session.js";
 import { ANEW } from "./settings.js";
+import { openShare } from "./share.js";
 import { side } from "./side.js";
 import { Strip } from "./strip.js";
-import { COMMON, MODEL } from "./texts.js";
-import { sentence, verdict } from "./bar.js";
+import { COMMANDS, LADDER, MODEL } from "./texts.js";
 
-const SAID_MS = 900; // after the last change: a reader hears the verdict, not every step
+const ANNOUNCE_MS = 900; // after the last change: a reader hears the verdict, not every step
 const SAVE_MS = 8000; // how long a file waits for the answers to the present settings
 const REFUSED = 422; // the engine says no
-const NOT_PLANNED = new Set(["parallel", "unified", "mmproj", "lora", "draft_model", "spec_type", "max_num_seqs", "job", "window_budget"]);
 
 function section(title, className, ...children) {
-  const heading = el("h2", { text: title });
-  return { node: el("section", { class: `panel ${className}`, "aria-label": title }, heading, ...children), heading };
+  return el("section", { class: `panel ${className}`, "aria-label": title }, el("h2", { text: title }), ...children);
 }
 
 export class ModelView {
@@ -43,21 +47,50 @@ export class ModelView {
     this.#settings = settings;
     this.#facts = facts;
     this.#session = new Session(settings, signal);
-    signal.addEventListener("abort", () => clearTimeout(this.#timer)); // of a page that was left nothing is said
+    signal.addEventListener("abort", () => clearTimeout(this.#timer)); // a page that was left announces nothing
     this.#parts(signal);
+    this.#folds(signal);
     this.#listen(signal);
     this.node = this.#layout(signal);
   }
 
+  /** Shows the first answer, and resolves once its figures are there. */
   begin(check) {
-    this.#showFacts();
     return this.#session.begin(check);
   }
 
   #parts(signal) {
+    const settings = this.#settings;
     this.head = el("div", { class: "headline", tabIndex: -1 });
     this.fault = el("div", { role: "alert", class: "fault" });
     this.bars = el("div", { class: "bars" });
+    this.setup = el("p", { class: "muted small way" });
+    this.commands = new Commands({
+      fields: (engine) => settings.planFields(engine),
+      own: () => this.#ownCommands(),
+      signal,
+    });
+    this.ladder = new QuantLadder({
+      fields: () => settings.ladderFields(),
+      weights: () => settings.weights,
+      onchoose: (flags, event) => this.#weigh(flags, event),
+      onrows: () => this.#showQuant(),
+      signal,
+    });
+    this.controls = controls(settings, {
+      onpick: (key, value, event) => this.#pick(key, value, event),
+      onweights: (flags, event) => this.#weigh(flags, event),
+      oncache: (flags, event) => this.#pickCache(flags, event),
+    });
+    this.side = side(this.controls.node, {
+      onreset: () => this.#reset(),
+      onshare: () => this.#share(),
+      signal,
+    });
+  }
+
+  /** The parts that open; each is drawn while it is open. */
+  #folds(signal) {
     this.plot = new Plot({
       onpick: (count, event) => this.#pick("context", String(count), event),
       onwant: (cache) => this.#session.drawCache(cache),
@@ -66,14 +99,16 @@ export class ModelView {
     });
     this.strip = new Strip();
     this.table = scrollRoom(MODEL.breakdownTable);
+    this.estimateCommand = el("div");
     this.notes = el("ul", { class: "notes" });
     this.changeList = el("div");
-    this.changes = section(MODEL.changesFit, "changes-panel", this.changeList);
-    this.changes.node.hidden = true;
-    this.changes.heading.tabIndex = -1;
-    this.controls = controls(this.#settings, (key, value, event) => this.#pick(key, value, event));
-    this.commands = commands(() => this.#planFields(), { isRunnable: () => this.#isRunnable(), signal });
-    this.way = el("p", { class: "muted small way" });
+    this.changes = fold(MODEL.changesMore, "changes-panel", this.changeList, () => {});
+    this.plotFold = fold(MODEL.plot, "plot-panel", this.plot.node, () => this.#movePlot());
+    this.plotFold.node.addEventListener("toggle", () => this.#drawCurves());
+    this.stripFold = fold(MODEL.layers, "strip-panel", this.strip.node, () => this.#showStrip());
+    const bill = el("div", {}, this.table, this.estimateCommand);
+    this.billFold = fold(MODEL.breakdown, "bill-panel", bill, () => this.#showBill());
+    this.notesFold = fold(MODEL.notes, "notes-panel", this.notes, () => this.#showNotes());
   }
 
   #listen(signal) {
@@ -83,40 +118,31 @@ export class ModelView {
     hear("curves", this.#onCurves);
     hear("failed", this.#onFailed);
     machine.addEventListener("change", () => this.#moved(), { signal });
+    connection.addEventListener("lost", () => this.#lose(), { signal });
+    connection.addEventListener("back", () => this.#again(), { signal });
   }
 
-  #layout(signal) {
-    const answer = el("section", { class: "panel answer", "aria-label": MODEL.answer }, this.head, this.fault, this.way, this.bars);
+  #layout() {
+    const answer = el("section", { class: "panel answer", "aria-label": MODEL.answer }, this.head, this.fault);
+    const memory = el("section", { class: "panel bars-panel", "aria-label": MODEL.memories }, this.bars);
+    this.ladderPanel = section(LADDER.title, "ladder-panel", this.ladder.node);
     this.main = el(
       "div",
       { class: "model-main" },
       answer,
+      memory,
+      el("section", { class: "panel commands-panel", "aria-label": COMMANDS.title }, this.commands.node, this.setup),
+      this.ladderPanel,
       this.changes.node,
-      section(MODEL.plot, "plot-panel", this.plot.node).node,
-      section(MODEL.layers, "strip-panel", this.strip.node).node,
-      section(MODEL.breakdown, "bill-panel", this.table).node,
-      section(MODEL.commands, "commands-panel", this.commands.node).node,
-      section(MODEL.notes, "notes-panel", this.notes).node,
+      this.plotFold.node,
+      this.stripFold.node,
+      this.billFold.node,
+      this.notesFold.node,
     );
-    const column = side(this.controls.node, { onreset: () => this.#reset(), onlink: () => replaceQuery(this.#settings.query()), onsave: (f) => this.#save(f), signal });
-    return el("div", { class: "model-grid" }, this.main, column);
+    return el("div", { class: "model-grid" }, this.main, this.side.node);
   }
 
-  /** All of one file is of the present settings; what does not come in time is left out. */
-  async #save(f) {
-    replaceQuery(this.#settings.query());
-    await this.#session.rested(SAVE_MS);
-    const answer = this.#session.present();
-    if (!answer.fit?.estimate) {
-      this.#tellFault(MODEL.nothingToSave);
-      return;
-    }
-    try {
-      await f(answer, this.plot.svg);
-    } catch (error) {
-      this.#tellFault(MODEL.saveFailed(error.message));
-    }
-  }
+  // --- what a person does
 
   #reset() {
     this.#settings.reset();
@@ -133,7 +159,22 @@ export class ModelView {
     this.#leave();
   }
 
-  /** Some models keep one cache for keys and values: the other half goes where the first was put. Whether it did. */
+  #pickCache(flags, event) {
+    for (const [key, value] of Object.entries(flags)) this.#settings.set(key, value);
+    this.#picked = null;
+    if (Object.values(flags).includes(null)) this.#anew(event.timeStamp);
+    else this.#session.change(event.timeStamp);
+    this.#leave();
+  }
+
+  #weigh(flags, event) {
+    this.#settings.setWeights(flags);
+    this.#picked = null;
+    this.#anew(event.timeStamp);
+    this.ladder.mark();
+  }
+
+  /** Some models keep one cache for keys and values: the other half follows the first. Whether it did. */
   #pair(about) {
     const other = about === ONE_TYPE && otherHalf(this.#picked, this.#settings.engine);
     if (!other) return false;
@@ -148,7 +189,7 @@ export class ModelView {
   }
 
   async #apply({ flags, machine: wished }, event) {
-    this.changes.heading.focus(); // the button goes with its list
+    this.changes.summary.focus(); // the button goes with its list
     if (wished) {
       machine.set(await wished());
       return;
@@ -156,6 +197,29 @@ export class ModelView {
     for (const [key, value] of Object.entries(flags)) this.#settings.set(key, value);
     this.#anew(event.timeStamp);
   }
+
+  #share() {
+    replaceQuery(this.#settings.query());
+    const settings = this.#settings;
+    const name = settings.name.replaceAll(/[^\w.-]+/g, "-").slice(0, 60) || "edgekit";
+    openShare({
+      fields: settings.checkFields(),
+      name,
+      title: this.#facts.title ?? settings.name,
+      machine: this.#session.check?.machine.name ?? machineName(),
+      command: checkCommand("share", settings, machine, ["-o", `${name}.html`, "--badge", "badge.svg"]),
+      answer: () => this.#answer(),
+    });
+  }
+
+  /** All of one file is of the present settings; what does not come in time is left out. */
+  async #answer() {
+    await this.#session.rested(SAVE_MS);
+    const found = this.#session.present();
+    return found.fit?.estimate ? { link: location.href, ...found } : null;
+  }
+
+  // --- asking
 
   /** The same once more; numbers that are those of the settings stay meanwhile. */
   #again() {
@@ -178,7 +242,6 @@ export class ModelView {
   #leave() {
     this.#failed = {};
     this.#setStale(true);
-    this.commands.follow();
   }
 
   #setStale(isStale) {
@@ -186,55 +249,79 @@ export class ModelView {
     this.main.setAttribute("aria-busy", String(isStale));
   }
 
-  /** A file with weights, not a name of the catalog or a recorded header; and on this machine. */
-  #isRunnable() {
-    return machine.isThis && !this.#facts.mixable && !this.#settings.ref.startsWith("sample:");
+  /** The server has stopped: the last figures stay, in grey. */
+  #lose() {
+    this.#setStale(true);
+    this.#tellFault(MODEL.serverGone);
   }
 
-  /** With the engine that answered: to name it later changes nothing. */
-  #planFields() {
-    const { engine } = this.#settings.fitFields();
-    const asked = Object.entries(this.#settings.checkFields()).filter(([key]) => !NOT_PLANNED.has(key));
-    return { ...Object.fromEntries(asked), engine };
-  }
-
-  #tellFault(...told) {
-    refill(this.fault, told.length ? [el("div", { class: "error" }, ...told)] : [], this.head);
+  #tellFault(...nodes) {
+    refill(this.fault, nodes.length ? [el("div", { class: "error" }, ...nodes)] : [], this.head);
   }
 
   /** What has no answer; what may have one the next time can be asked again. */
   #tellFailed() {
-    const told = Object.values(this.#failed).filter((error) => error.status !== REFUSED);
-    const again = told.find(isPassing);
-    const { message } = again ?? told[0] ?? {};
-    if (again) this.#tellFault(...fault(message, () => this.#again()));
-    else this.#tellFault(...(message ? [message] : []));
+    const errors = Object.values(this.#failed).filter((error) => error.status !== REFUSED);
+    const again = errors.find(isPassing);
+    if (connection.isLost) this.#tellFault(MODEL.serverGone);
+    else if (again) this.#tellFault(...fault(again.message, () => this.#again()));
+    else this.#tellFault(...errors.slice(0, 1).map((error) => error.message));
   }
+
+  // --- showing
 
   #onFit(fit) {
     if (this.#pair(fit.refused_about)) return;
     const { check } = this.#session;
-    const nameOf = poolNames(fit, check);
     this.#setStale(!this.#session.isPresent("fit"));
     this.#setAnswered(fit.estimate !== null);
     this.#showHead(fit);
     delete this.#failed.fit;
     this.#tellFailed();
     this.bars.replaceChildren(...bars(fit));
-    if (fit.estimate) {
-      this.table.replaceChildren(billTable(fit.estimate, nameOf));
-      this.strip.show(fit.estimate.layer_list ?? [], nameOf);
-    }
-    this.notes.replaceChildren(...notes(fit, check));
-    this.commands.show(fit);
-    this.plot.move(fit, cacheName(this.#settings));
+    if (!this.#session.isPresent("check")) this.commands.follow(fit.command);
+    this.#refreshFolds();
     this.#showControls(fit, check);
     this.#sayLater(fit);
   }
 
+  #refreshFolds() {
+    for (const one of [this.plotFold, this.stripFold, this.billFold, this.notesFold]) one.refresh();
+  }
+
   #showHead(fit) {
     this.head.classList.remove("present");
-    this.head.replaceChildren(...headline(fit, this.#session.check, this.#session.isPresent("check")));
+    const { check } = this.#session;
+    this.head.replaceChildren(...headline(fit, check, this.#session.isPresent("check")));
+    this.setup.textContent = setupLine(fit, check);
+  }
+
+  #showBill() {
+    const { fit, check } = this.#session;
+    if (!fit?.estimate) return;
+    this.table.replaceChildren(billTable(fit.estimate, poolNames(fit, check)));
+    const text = fit.estimate_command;
+    refill(this.estimateCommand, [commandBlock({ name: MODEL.estimateCommand, text }, true)], this.billFold.summary);
+  }
+
+  #showStrip() {
+    const { fit, check } = this.#session;
+    if (fit?.estimate) this.strip.show(fit.estimate.layer_list ?? [], poolNames(fit, check));
+  }
+
+  #showNotes() {
+    const { fit, check } = this.#session;
+    if (fit) this.notes.replaceChildren(...notes(fit, check));
+  }
+
+  #movePlot() {
+    if (this.#session.fit) this.plot.move(this.#session.fit, cacheName(this.#settings));
+  }
+
+  /** Curves are asked for while they are looked at. */
+  #drawCurves() {
+    this.#session.drawsCurves = this.plotFold.node.open;
+    if (this.#session.drawsCurves && this.#session.check) this.#session.drawAgain();
   }
 
   #onCurves({ curves, refused, failure }) {
@@ -245,17 +332,30 @@ export class ModelView {
   #onCheck(check) {
     delete this.#failed.check;
     this.#tellFailed();
-    this.way.textContent = [check.machine.name, engineWords(check.engine), check.way].filter(Boolean).join(" · ");
-    const list = changeList(check, machine, (change, event) => this.#apply(change, event));
-    this.changes.heading.textContent = changesTitle(check);
-    this.changeList.replaceChildren(...[list].filter(Boolean));
-    if (!list) this.#keepFocus();
-    this.changes.node.hidden = !list;
+    this.#showChanges(check);
+    this.commands.show(check);
+    this.ladder.refresh();
+    this.side.summarise([check.quantization, kilo(check.context_tokens), check.cache]);
     if (this.#session.isPresent("fit")) this.#refresh(check);
     else this.#setStale(true);
   }
 
-  /** Who was in the list when it goes is led to the answer. */
+  /** Above the quantisations where the model does not fit; else one of the folded parts below them. */
+  #showChanges(check) {
+    const list = changeList(check, machine, (change, event) => this.#apply(change, event));
+    const { node, heading, summary } = this.changes;
+    const isInside = node.contains(document.activeElement);
+    heading.textContent = changesTitle(check);
+    this.changeList.replaceChildren(list ?? el("p", { class: "muted", text: MODEL.noChanges }));
+    const isNeeded = !check.can_load && list !== null;
+    const isAbove = node.nextElementSibling === this.ladderPanel;
+    if (isNeeded && !isAbove) this.ladderPanel.before(node);
+    if (!isNeeded && isAbove) this.ladderPanel.after(node);
+    if (isNeeded !== isAbove) node.open = isNeeded;
+    if (isInside) summary.focus({ preventScroll: true });
+  }
+
+  /** Who was in a part that goes is led to the answer. */
   #keepFocus() {
     if (this.changes.node.contains(document.activeElement)) this.head.focus();
   }
@@ -264,7 +364,7 @@ export class ModelView {
   #refresh(check) {
     const { fit } = this.#session;
     this.#showHead(fit);
-    this.notes.replaceChildren(...notes(fit, check));
+    this.notesFold.refresh();
     this.#showControls(fit, check);
   }
 
@@ -275,12 +375,18 @@ export class ModelView {
     this.#tellFailed();
     if (what === "check" && isPassing(error) && this.#session.isPresent("fit")) return; // the numbers are those of the settings
     this.#setStale(true);
+    if (isPassing(error)) return; // the last answer stays, in grey
     this.head.classList.toggle("present", isRefused);
-    if (isRefused) this.head.replaceChildren(el("p", { class: "told" }, verdict("refused", this.#settings.engine), " ", el("span", { class: "sentence", text: error.message })));
-    else if (what === "check") this.head.replaceChildren(); // the verdict of other settings does not stand beside it
+    if (isRefused) this.head.replaceChildren(this.#refusal(error));
+    else if (what === "check") this.head.replaceChildren(); // the verdict of other settings does not stand next to it
     if (what === "check") this.#showUnanswered();
     clearTimeout(this.#timer);
     if (isRefused) announce(error.message); // the others are told as an alert
+  }
+
+  #refusal(error) {
+    const words = el("span", { class: "sentence", text: error.message });
+    return el("p", { class: "told" }, verdict("refused", this.#settings.engine), " ", words);
   }
 
   /** There are no numbers; the controls still stand, so that another engine can be chosen. */
@@ -310,29 +416,46 @@ export class ModelView {
       onGpu: estimate.backend !== "cpu",
       gpu: (check?.machine?.devices ?? []).length > 0,
       experts: this.#facts.experts,
-      mixable: this.#facts.mixable,
       oneCache: this.#isOneCache && MODEL.oneCache,
+      ...this.#quantFacts(),
     });
+  }
+
+  #quantFacts() {
+    return { ladder: this.ladder, quantization: this.#session.check?.quantization };
+  }
+
+  #showQuant() {
+    this.controls.showQuant(this.#quantFacts());
   }
 
   /** A slider that was moved on meanwhile stays where it is. */
   #contextOf(fit) {
-    const chosen = this.#session.isPresent("fit") ? null : readTokens(String(this.#settings.chosen.context ?? ""));
+    const isPresent = this.#session.isPresent("fit");
+    const chosen = isPresent ? null : readTokens(String(this.#settings.chosen.context ?? ""));
     return chosen ?? fit.context_tokens;
   }
 
-  #showFacts() {
-    const { told } = this.#facts;
-    if (!told) return;
-    const active = this.#facts.experts && told.active_parameters ? COMMON.active(told.active_parameters) : null;
-    const parts = [told.architecture, told.parameters && COMMON.parameters(told.parameters), active, told.mix, told.native_context && MODEL.trainedFor(told.native_context), told.licence];
-    const line = document.querySelector(".model-facts");
-    if (line) line.textContent = parts.filter(Boolean).join(" · ");
+  /** EdgeKit's own commands for these settings. */
+  #ownCommands() {
+    const settings = this.#settings;
+    const { check } = this.#session;
+    const engine = engineNamed(check?.engine.name);
+    const rows = [{ name: COMMANDS.edgekitCheck, text: checkCommand("check", settings, machine) }];
+    const isRunnable = check?.can_load && !settings.ref.startsWith("sample:");
+    if (isRunnable && engine?.runs) rows.push({ name: COMMANDS.edgekitRun, text: runCommand("run", settings) });
+    if (isRunnable && engine?.serves) rows.push({ name: COMMANDS.edgekitServe, text: runCommand("serve", settings) });
+    return rows;
+  }
+
+  #spoken(fit) {
+    return spokenSentence(fit, this.#session.check, this.#session.isPresent("check"));
   }
 
   #sayLater(fit) {
     clearTimeout(this.#timer);
     const word = verdictWord(fit.refused ? "refused" : fit.status, fit.engine);
-    this.#timer = setTimeout(() => announce(MODEL.spoken(word, sentence(fit.refused ?? fit.told, fit.status))), SAID_MS);
+    const say = () => announce(MODEL.spoken(word, this.#spoken(fit)));
+    this.#timer = setTimeout(say, ANNOUNCE_MS);
   }
 }

@@ -10,9 +10,14 @@ const listeners = []; // called with the path of each page that is shown
 let leaving = null; // AbortController of the page that is shown
 let shown = ""; // its address, without the place in it
 
-/** route("/model", {title: "Model", render(root, params, {signal})}). */
+/** route("/model", {title: "Model", render(root, params, {signal}), renews: false}). */
 export function route(path, page) {
   routes.set(path, page);
+}
+
+/** Draws the page again, unless it brings itself up to date: {..., renews: true}. */
+export function renew() {
+  if (!routes.get(location.pathname)?.renews) show();
 }
 
 /** Something every page's address carries (the chosen machine). */

@@ -24,6 +24,7 @@ export class Session extends EventTarget {
   fit = null;
   check = null;
   curves = [];
+  drawsCurves = false; // only where somebody looks at them
   #settings;
   #signal;
   #of = {}; // answer -> the fields it was asked with
@@ -63,10 +64,8 @@ export class Session extends EventTarget {
 
   /** A first answer that is already there. */
   async begin(check) {
-    this.#begin("curves");
     this.#take(check, this.#settings.checkFields());
-    this.#ask(performance.now());
-    await this.drawAgain();
+    await this.#ask(performance.now());
   }
 
   /** A slider moved: the fit now, what takes longer when it rests. */
@@ -75,7 +74,7 @@ export class Session extends EventTarget {
     if (isJudged) this.#ask(started);
     this.#slow.abort();
     clearTimeout(this.#timer);
-    this.#begin("check", "curves");
+    this.#begin("check", ...this.#lines);
     const isRun = started - this.#changed < RUN_PAUSE_MS;
     this.#changed = started;
     this.#timer = setTimeout(() => this.#rest(isJudged ? null : started), isRun ? RUN_PAUSE_MS : PAUSE_MS);
@@ -86,8 +85,12 @@ export class Session extends EventTarget {
     this.#callOff();
     this.#question = new AbortController();
     this.#wished.clear();
-    this.#begin("judge", "check", "curves");
+    this.#begin("judge", "check", ...this.#lines);
     return this.#rest(started);
+  }
+
+  get #lines() {
+    return this.drawsCurves ? ["curves"] : [];
   }
 
   #callOff() {
@@ -116,7 +119,7 @@ export class Session extends EventTarget {
     if (this.#signal.aborted) return;
     const { dataset } = document.documentElement;
     const word = (name) => (this.isPresent(name) ? "ready" : this.#open.has(name) ? "busy" : "old");
-    const hasLines = this.curves.length > 0 || this.#open.has("curves"); // else it is told why there are none
+    const hasLines = (this.drawsCurves && this.curves.length > 0) || this.#open.has("curves"); // else it is told why there are none
     dataset.fit = this.#open.has("fit") || this.#open.has("judge") ? "busy" : "ready";
     dataset.check = word("check");
     dataset.curves = hasLines ? word("curves") : "ready";
@@ -164,12 +167,14 @@ export class Session extends EventTarget {
       const isMissing = !this.#open.has("fit") && !this.isPresent("fit"); // it failed; the server answers again
       if (isMoved || isMissing || started !== null) this.#ask(started ?? performance.now());
       this.#end("judge", "check");
+      if (!this.drawsCurves) return this.#end("curves");
       await pause(CURVE_PAUSE_MS);
       if (!signal.aborted) await this.#drawAnew(signal);
     } catch (error) {
       this.#fail(error, "check", signal);
     }
     if (!signal.aborted) this.#end("judge", "check", "curves"); // else a newer one is on its way
+    return null;
   }
 
   #take(check, fields) {

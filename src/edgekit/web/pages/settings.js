@@ -7,11 +7,13 @@ const PLACEMENT = flagsAbout("placement", "backend");
 const CARDS = flagsAbout("placement", "backend", "cards"); // said of a machine's own cards
 const CACHE = flagsAbout("cache");
 const ANY_ENGINE = new Set(["engine", "context", "min_context", "window_budget", "job"]);
+const PLANNED = new Set(["context", "min_context", "job", "users", "min_speed", "max_use", "reserve"]); // by every engine
 const INSTEAD = { ...INSTEAD_OF, context: "job" }; // one says what the other does
 const SIZING = new Set(["job", "window_budget"]); // a context is made of them, where none is said
 
 /** Another engine or other weights: nothing of the last answer holds. */
-export const ANEW = new Set(["engine", ...flagsAbout("weights")]);
+const WEIGHTS = new Set(["quant", ...flagsAbout("weights")]);
+export const ANEW = new Set(["engine", ...WEIGHTS]);
 
 export class Settings {
   chosen = {}; // by the person: what the address says
@@ -58,6 +60,18 @@ export class Settings {
     if (!ANY_ENGINE.has(key) && this.engine) this.chosen.engine ??= this.engine;
   }
 
+  /** What was chosen of the weights: {quant: "Q8_0"}; empty where EdgeKit chooses. */
+  get weights() {
+    return Object.fromEntries(Object.entries(this.chosen).filter(([key]) => WEIGHTS.has(key)));
+  }
+
+  /** Other weights; none: EdgeKit chooses them. */
+  setWeights(flags) {
+    for (const key of WEIGHTS) delete this.chosen[key];
+    this.settled = {};
+    for (const [key, value] of Object.entries(flags)) this.set(key, value);
+  }
+
   reset() {
     this.chosen = {};
     this.settled = {};
@@ -99,6 +113,17 @@ export class Settings {
 
   checkFields() {
     return { ...this.#asked(), ...this.chosen };
+  }
+
+  /** The question without its weights: every quantisation is listed. */
+  ladderFields() {
+    return Object.fromEntries(Object.entries(this.checkFields()).filter(([key]) => !WEIGHTS.has(key)));
+  }
+
+  /** The question that another engine is asked: what every engine understands. */
+  planFields(engine) {
+    const kept = Object.entries(this.chosen).filter(([key]) => PLANNED.has(key));
+    return { ...this.#asked(), ...Object.fromEntries(kept), engine };
   }
 
   /** Of a context that is settled, what it was made of is not said again. */

@@ -1,0 +1,35 @@
+// The settings of the page as a command of EdgeKit.
+
+import { flagWords } from "./engines.js";
+
+const SAFE = /^[\w@%+=:,./-]+$/;
+
+/** A word as a POSIX shell reads it. */
+const quoted = (word) => (SAFE.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`);
+
+/** What is asked about, as flags; nothing for this machine. */
+function machineWords({ device, ram, vram, cpu }) {
+  const words = device.flatMap((one) => ["--device", one]);
+  for (const [name, value] of Object.entries({ ram, vram, cpu })) {
+    if (value) words.push(`--${name}`, value);
+  }
+  return words;
+}
+
+/** `edgekit check gemma-3-27b -c 8192 --device 'RTX 4090'`: what was chosen on the page, and nothing else. */
+export function checkCommand(verb, settings, machine, also = []) {
+  const words = ["edgekit", verb, settings.name, ...chosenWords(settings), ...machineWords(machine), ...also];
+  return words.map(quoted).join(" ");
+}
+
+/** The same for a command that runs the model on the machine where it is typed. */
+export function runCommand(verb, settings) {
+  return ["edgekit", verb, settings.name, ...chosenWords(settings, NOT_RUN)].map(quoted).join(" ");
+}
+
+const NOT_RUN = new Set(["min_speed", "prompt_tokens", "window_budget", "job", "users"]);
+
+function chosenWords({ chosen, engine }, without = new Set()) {
+  const rows = Object.entries(chosen).filter(([key, value]) => value !== null && !without.has(key));
+  return rows.flatMap(([key, value]) => flagWords(key, value, chosen.engine ?? engine));
+}
