@@ -4,7 +4,7 @@ import { engineOf, quantsOf, titleOf } from "./compare_columns.js";
 import { el } from "./dom.js";
 import { ENGINES } from "./engines.js";
 import { finder } from "./finder.js";
-import { machine, machineWords } from "./machine.js";
+import { machine, machineName } from "./machine.js";
 import { labelled, machineFields, refusal } from "./picker.js";
 import { COMMON, COMPARE } from "./texts.js";
 
@@ -49,7 +49,7 @@ class MachineChoice {
     const { on } = column;
     const chosen = on === null ? SAME : isThis(on) ? THIS : OTHER;
     const name = `machine-${column.id}`;
-    const rows = [[SAME, TEXTS.same(machineWords())], ...(machine.isThis ? [] : [[THIS, TEXTS.this]]), [
+    const rows = [[SAME, TEXTS.same(machineName())], ...(machine.isThis ? [] : [[THIS, TEXTS.this]]), [
       OTHER,
       TEXTS.other,
     ]];

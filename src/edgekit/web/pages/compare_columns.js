@@ -2,7 +2,7 @@
 
 import { isPassing, job } from "./api.js";
 import { COMPARED, engineNamed, ENGINES, flagsAbout } from "./engines.js";
-import { machine, machineWords } from "./machine.js";
+import { machine, machineName } from "./machine.js";
 import { COMPARE, ERRORS } from "./texts.js";
 
 export const MOST_COLUMNS = 6;
@@ -29,7 +29,7 @@ export const machineOf = ({ on }) =>
   on ?? { device: machine.device, ram: machine.ram, vram: machine.vram, cpu: machine.cpu };
 
 /** What a column's machine is called. */
-export const machineTitle = (column) => machineWords(machineOf(column));
+export const machineTitle = (column) => machineName(machineOf(column));
 
 /** What a column's model is called. */
 export function titleOf({ ref, check }) {

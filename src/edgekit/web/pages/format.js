@@ -76,6 +76,18 @@ export function params(n) {
   return `${scaled >= 100 ? Math.round(scaled) : Number(scaled.toFixed(1))}${found[1]}`;
 }
 
+/** 17412345678 -> "17.4 GB": downloads, in decimal units as the hub shows them. */
+export function gb(n) {
+  if (n >= 99.95e9) return `${grouped.format(Math.round(n / 1e9))} GB`;
+  return n >= 0.95e9 ? `${(n / 1e9).toFixed(1)} GB` : `${Math.max(1, Math.round(n / 1e6))} MB`;
+}
+
+/** 47104 -> "46K", 1048576 -> "1M": a context in a headline, rounded down. */
+export function wholeK(n) {
+  if (n >= 1024 ** 2) return `${Math.floor(n / 1024 ** 2)}M`;
+  return n >= 1024 ? `${Math.floor(n / 1024)}K` : tokens(n);
+}
+
 /** Two significant digits, one below 1: 1,200, 35, 3.5, 0.4; as in a check. */
 export const figure = (x) => (x < 9.95 ? x.toFixed(1) : grouped.format(Number(x.toPrecision(2))));
 

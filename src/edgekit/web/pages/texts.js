@@ -94,17 +94,27 @@ export const FINDER = {
 
 /** The machine picker, on every screen that has one. */
 export const MACHINE = {
-  label: "Machine",
-  thisMachine: "This machine",
-  gpus: (vram) => `GPUs with ${vram}`,
+  label: "Machine: ",
+  change: "change",
+  on: "on",
+  thisComputer: "This computer",
+  thisComputerLead: "This computer:",
+  chips: "Machines",
+  popular: {
+    large: "RTX 4090",
+    usual: "RTX 3060 12 GB",
+    newest: "RTX 5090",
+    mac: "Mac 64 GB",
+    small: "RTX 4060 8 GB",
+  },
+  other: "Other ...",
+  gpus: (vram) => `GPU with ${vram}`,
   ram: (size) => `${size} RAM`,
-  size: (count, unit) => `${count} ${unit}B`,
   separator: " · ",
-  usable: (parts) => (parts.length ? `${parts.join(" and ")} to use` : ""),
-  memory: (size, kind, count) => `${count > 1 ? `${count} x ` : ""}${gib(size)} ${kind}`,
-  kinds: { vram: "VRAM", ram: "RAM", unified: "unified memory" },
   addDevice: "Add a device",
-  addNamed: (name, size) => `Add ${name}, ${gib(size)}`,
+  addNamed: (name, size) => `Add ${name}, ${size}`,
+  size: (gigabytes) => `${tokens(gigabytes)} GB`,
+  fault: (message) => `${message.slice(0, 1).toUpperCase()}${message.slice(1)}. Choose one of these machines, or describe another with "Other ...".`,
   added: (name) => `${name} added`,
   chosen: "Chosen devices",
   devices: "Devices",
@@ -118,65 +128,109 @@ export const MACHINE = {
   cpu: "Processor",
   cpuExample: "Ryzen 7 7700",
   cpuHint: "optional: for the speed of what runs on the CPU",
-  use: "Check this machine",
-  reset: "Back to my machine",
+  use: "Use this machine",
+  reset: "Back to this computer",
   unknownDevice: "No device with this name. Enter its memory below instead.",
   notOneDevice: (typed) => `"${typed}" does not match one device. Pick one from the list.`,
-  shown: (count, most) => (count > most ? `${most} of ${plural(count, "device")}: type to narrow the list` : plural(count, "device")),
+  shown: (count, most) =>
+    count > most ? `${most} of ${plural(count, "device")}: type to narrow the list` : plural(count, "device"),
 };
 
 export const HOME = {
   title: "What can I run?",
-  lead: (count, all) =>
-    count
-      ? `The ${count} most used of ${tokens(all)} open models, checked against your machine. For any other, enter its name at the top.`
-      : "Open models, checked against your machine.",
-  loading: "Loading the index ...",
-  models: "Models",
-  legend: "What the bars mean",
-  checking: "Checking ...",
-  notChecked: "Not checked",
-  stopped: "The server stopped before every model was checked.",
-  filters: "Filter and sort",
-  search: "Search",
-  searchExample: "qwen 8b, vision, moe ...",
-  any: "Any",
+  placeholder: (count) => `Search ${count ? tokens(count) : "all"} models, or paste a Hugging Face link`,
   task: "Task",
-  tasks: { chat: "Chat", reasoning: "Reasoning", code: "Code", vision: "Vision", embedding: "Embedding" },
-  size: "Parameters",
-  upTo: (count) => `Up to ${params(count)}`,
-  family: "Family",
-  sort: "Sort by",
-  sorts: { best: "Best first", largest: "Largest", smallest: "Smallest", fastest: "Fastest", context: "Longest context", name: "Name", newest: "Newest" },
-  fitsOnly: "Fits only",
-  counts: ({ all, matched, fit, judged, unknown, isFiltered, isWorking }) => {
-    if (!matched) return "No matches";
-    const of = isFiltered ? plural(matched, "match", "matches") : plural(all, "model");
-    if (isWorking) return `${fit} of ${of} fit so far (${judged} of ${all} checked)`;
-    if (!unknown) return `${fit} of ${of} fit`;
-    return unknown === matched ? `${of}, not checked` : `${fit} of ${matched - unknown} checked models fit; ${unknown} not checked`;
+  tasks: { chat: "Chat", code: "Code", vision: "Vision", reasoning: "Reasoning", embedding: "Embedding" },
+  bestFor: {
+    chat: "Best for chat",
+    code: "Best for code",
+    vision: "Best for vision",
+    reasoning: "Best for reasoning",
+    embedding: "Best for embedding",
   },
-  noMatch: "None of these models matches. To check any other model, enter its name, ID, URL or file in the box at the top.",
-  noneYet: "None of them is known to fit yet.",
-  noneKnown: (unknown) => `None of them is known to fit: ${unknown} could not be checked.`,
-  noneFits: (machine) => `None of them fits on ${machine}.`,
-  thisMachine: "this machine",
+  onThisMachine: "on this machine",
+  noPicks: "None of these models runs well on this machine. The table shows how much memory each one needs.",
+  forEngine: (label) => `for ${label}`,
+  models: "Models",
+  all: "All models",
+  counting: "Loading the list of models ...",
+  counts: ({ runs, large, refused, pending, isOver }) => {
+    const parts = runs || !pending ? [`${runs} run`] : [];
+    if (large) parts.push(`${large} too large`);
+    if (refused) parts.push(`${refused} cannot run`);
+    if (pending) parts.push(isOver ? `${pending} not checked` : `checking ${pending} more`);
+    return parts.join(" · ");
+  },
+  noneShown: "No match in this list",
+  better: (count) => (count ? `${count} better found: show` : "All checked: sort again"),
+  more: (count) => `${count} more: show`,
+  shown: (text) => `Order updated. ${text}`,
+  columns: {
+    name: "Model",
+    verdict: "Verdict",
+    speed: "Speed",
+    download: "Download",
+    context: "Max context",
+    memory: "Memory",
+  },
+  sort: "Sort by",
+  sorts: {
+    best: "Best first",
+    speed: "Fastest",
+    download: "Smallest download",
+    context: "Longest context",
+    memory: "Least memory",
+    parameters: "Most parameters",
+    released: "Newest",
+    name: "Name",
+  },
+  reversed: (name) => `${name}, reversed`,
+  fitsOnly: "Fits only",
+  moreFilters: "More filters",
+  size: "Parameters",
+  anySize: "Any size",
+  upTo: (count) => `Up to ${params(count)}`,
+  publisher: "Publisher",
+  anyPublisher: "Any publisher",
+  checking: "Checking",
+  notChecked: "Not checked",
+  noValue: "-",
+  about: (value) => `\u2248 ${value}`,
+  perSecond: "tok/s",
+  interval: (range) => (range ? `${range} tokens/s in 8 of 10 cases` : ""),
+  tokens: (count) => `${count} tokens`,
+  memoryUsed: (memory, sum) => `${memory}: ${sum} usable`,
+  contextWord: "context",
+  moreModels: (count) => `${plural(count, "more model")} in the index: `,
+  searchByName: "search by name",
+  noMatch: (typed) => `No model in this list matches "${typed}".`,
+  openTyped: "Open it as a model",
+  noFilterMatch: "No model in this list matches these filters.",
   showAll: "Show all models",
+  stopped: "The server stopped before every model was checked.",
+  stale: "The server has stopped. These are its last figures.",
+  staleOf: (message, label) => `${message} These are the figures for ${label}.`,
   compare: "Compare",
+  compareTray: "Models to compare",
   compareCount: (count) => `Compare ${count} models`,
-  compareMore: "Pick one or two more to compare.",
+  compareMore: "Pick at least one more.",
 };
 
 export const CARD = {
-  quantization: "Quant",
-  context: "Context",
-  cache: "KV cache",
-  speed: "Speed",
-  unknown: "-",
-  lowQuality: (name) => `${name}, low quality`,
-  moreMemories: (count) => `+ ${count} more, less full`,
-  speedValue: (typical) => rate(typical, "~"),
-  speedInterval: (ends) => rateInterval(ends),
+  month: (day) => {
+    const months = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    const [year, month] = day.split("-");
+    return [months[Number(month) - 1], year].filter(Boolean).join(" ");
+  },
+  speed: "tokens/s",
+  range: (range) => `(${range})`,
+  download: (variant) => (variant ? `${variant} download` : "download"),
+  context: "max context",
+  copyCommand: "Copy run command",
+  copyNamed: (name) => `Copy run command for ${name}`,
+  howToRun: "How to run it",
+  details: "Details",
+  detailsNamed: (name) => `Details of ${name}`,
 };
 
 export const ERRORS = {
