@@ -165,7 +165,6 @@ def test_choosing_another_machine_changes_the_verdicts(make_visit: MakeVisit) ->
     assert query_of(page)["ram"] == ["2T"]
 
 
-
 def test_links_from_cards_to_compare_and_to_the_model(make_visit: MakeVisit) -> None:
     page = home(make_visit, f"{MACHINE}&q=qwen3")
     for model in ("qwen3-8b", "qwen3-14b"):
@@ -200,7 +199,6 @@ def top_of(card: Locator) -> float:
     return top
 
 
-
 def test_unchecked_models_are_not_counted_as_failed(
     make_visit: MakeVisit, browser: Browser
 ) -> None:
@@ -224,12 +222,6 @@ def test_unchecked_models_are_not_counted_as_failed(
         assert 0 < fit <= checked == count - unchecked
         expect(page.get_by_role("alert").filter(has_text="server")).to_be_visible()
         visit.close()
-
-
-
-
-
-
 
 
 def test_theme_follows_the_system_until_one_is_chosen(make_visit: MakeVisit) -> None:

@@ -27,6 +27,7 @@ from edgekit.engines.flags import typed
 from edgekit.errors import UsageError, printable
 from edgekit.index import entry_with_id
 from edgekit.index.quality import weights_loss
+from edgekit.index.titles import title_of
 from edgekit.machine.types import HOST, Device, Machine, together_bytes
 from edgekit.machine.what_if import IDLE
 from edgekit.model.inspect import count_parameters
@@ -63,6 +64,7 @@ from edgekit.units import GIB, MIB, format_download, rate_figure
 if TYPE_CHECKING:
     from edgekit.app.check import Check
     from edgekit.app.fit import Fit
+    from edgekit.index.types import Entry
 
 VERDICTS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does not fit"}
 K_TOKENS = 1024
@@ -509,14 +511,17 @@ _CONTEXT_FIELDS = (
 def check_json(check: Check) -> Json:
     """The whole answer, with the estimate that it is based on."""
     result, bill = check.result, check.bill
+    is_named = check.is_remote or bill.from_index  # a local file may have the name of another model
+    entry = entry_with_id(bill.label) if is_named else None
     return {
         "schema": SCHEMA,
         **fields(bill, "model=label reference"),
+        "title": title_of(entry) if entry is not None else None,
         "headline": headline(result, from_name=check.is_assumed),
         **fields(result, _CONTEXT_FIELDS),
         "download_bytes": download_bytes(result) if check.is_remote else None,
         **_parameters_json(check),
-        "loss": _loss_json(check),
+        "loss": _loss_json(check, entry),
         "step": result.step,
         "speed": speed_json(result),
         **waits_json(result),
@@ -549,15 +554,17 @@ def _parameters_json(check: Check) -> Json:
     return {"parameters": total, "active_parameters": active}
 
 
-def _loss_json(check: Check) -> Json | None:
+def _loss_json(check: Check, entry: Entry | None) -> Json | None:
     """Points of quality that the weights lose against those that were released; null if unknown."""
     quant = check.result.quantization
     if not quant or quant == AS_NAMED:
         return None
-    entry = entry_with_id(check.bill.label)
     native = "MXFP4" if entry is not None and entry.size("MXFP4_MOE") is not None else None
     loss = weights_loss(quant, native=native)
-    return {**fields(loss, "value low high"), "basis": loss.basis.value, "source": loss.source or None}
+    return {
+        **fields(loss, "value low high source?"),
+        "basis": loss.basis.value,
+    }
 
 
 def place_json(result: Verdict | None) -> Json:

@@ -32,7 +32,7 @@ function render(root, _params, { signal }) {
   const builder = new MachineBuilder(signal, () => ownRam);
   const upgrades = new Upgrades(signal);
   root.append(
-    el("h1", { text: HARDWARE.title }),
+    el("h1", { tabIndex: -1, text: HARDWARE.title }),
     line,
     cards,
     el("div", { class: "machine-grid" }, builder.node, upgrades.node),
@@ -67,17 +67,10 @@ function render(root, _params, { signal }) {
 
 const skeletonCard = () => el("div", { class: "panel machine-card waiting", "aria-hidden": "true" });
 
-const deviceName = (one) => (one.unified ? one.name : `${one.name} · ${boxed(one.total_bytes)}`);
-
 /** "This computer: RTX 4090 · 24 GB · 64 GB RAM", as it is written on the boxes. */
-function lineOf({ what_if: isWish, devices: found, host, processor }) {
-  const isUnified = found.some((one) => one.unified);
-  const cards = grouped(found).map(([one, count]) => HARDWARE.counted(count, deviceName(one)));
-  const ram = host && !isUnified ? MACHINE.ram(boxed(host.total_bytes)) : null;
-  const unified = isUnified ? `${boxed(found[0].total_bytes)} ${HARDWARE.unified}` : null;
-  const words = [cards.length ? cards.join(" + ") : (isWish && processor) || HARDWARE.noGpuLine, unified, ram];
-  const label = el("span", { class: "muted", text: `${isWish ? HARDWARE.line.whatIf : HARDWARE.line.this}: ` });
-  return [label, el("strong", { text: words.filter(Boolean).join(MACHINE.separator) })];
+function lineOf({ what_if: isWish, label }) {
+  const lead = isWish ? HARDWARE.line.whatIf : HARDWARE.line.this;
+  return [el("span", { class: "muted", text: `${lead}: ` }), el("strong", { text: label })];
 }
 
 /** The cards in one region, so that it is found by its name. */

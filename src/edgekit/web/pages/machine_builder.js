@@ -128,10 +128,14 @@ export class MachineBuilder {
   /** What the controls say, as the chosen machine, if the server understands it. */
   async #read() {
     const asked = ++this.#asked;
-    const whole = await this.#wholeMachines(this.#part.wishes);
+    const wishes = this.#part.wishes;
+    const whole = await this.#wholeMachines(wishes);
     if (asked !== this.#asked) return;
-    if (whole.length && this.#part.wishes.length > 1) this.#part.fill(whole.slice(-1));
-    if (whole.length) this.#ram.set("");
+    const isWhole = whole.includes(wishes.at(-1)); // what was added last stays
+    if (whole.length && wishes.length > 1) {
+      this.#part.fill(isWhole ? wishes.slice(-1) : wishes.filter((name) => !whole.includes(name)));
+    }
+    if (isWhole) this.#ram.set("");
     else if (machine.isThis && !this.#ram.select.value) this.#ram.set(this.#ownRam() || USUAL_RAM);
     if (!this.#ram.select.value) this.#speed.set("");
     const said = this.#said();

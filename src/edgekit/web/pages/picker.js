@@ -4,7 +4,7 @@ import { call } from "./api.js";
 import { announce, el } from "./dom.js";
 import { counted, devices, machine, machineName, matching } from "./machine.js";
 import { MOST_OF_ONE, namedBy, wishesOf } from "./machine.js";
-import { POPULAR, isSameMachine, recentMachines } from "./machines.js";
+import { isSameMachine, POPULAR, recentMachines } from "./machines.js";
 import { COMMON, MACHINE } from "./texts.js";
 
 const SHOWN = 12; // devices in the list at once
@@ -36,7 +36,13 @@ function chosenRow(name, present, { setCount, remove }) {
     {},
     pick,
     el("span", { text: name }),
-    el("button", { type: "button", class: "quiet", "aria-label": COMMON.removeNamed(name), onclick: remove, text: COMMON.remove }),
+    el("button", {
+      type: "button",
+      class: "quiet",
+      "aria-label": COMMON.removeNamed(name),
+      onclick: remove,
+      text: COMMON.remove,
+    }),
   );
 }
 
@@ -174,7 +180,11 @@ export function machineFields() {
   const ram = sizeInput("64G");
   const vram = sizeInput("24G,24G");
   const cpu = sizeInput(MACHINE.cpuExample);
-  const sizes = el("datalist", { id: `machine-sizes-${++lastList}` }, SIZES.map((size) => el("option", { value: size })));
+  const sizes = el(
+    "datalist",
+    { id: `machine-sizes-${++lastList}` },
+    SIZES.map((size) => el("option", { value: size })),
+  );
   ram.setAttribute("list", sizes.id);
   return {
     nodes: [
@@ -323,7 +333,13 @@ function chipRows() {
 
 function chipOf({ text, fields }) {
   const isChosen = String(isSameMachine(fields, machine));
-  return el("button", { type: "button", class: "chip", "aria-pressed": isChosen, text, onclick: () => machine.set(fields) });
+  return el("button", {
+    type: "button",
+    class: "chip",
+    "aria-pressed": isChosen,
+    text,
+    onclick: () => machine.set(fields),
+  });
 }
 
 function otherChip(open) {

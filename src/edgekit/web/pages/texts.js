@@ -30,7 +30,6 @@ export const COMMON = {
   remove: "Remove",
   removeNamed: (name) => `Remove ${name}`,
   tryAgain: "Try again",
-  unknown: "Unknown",
   bytes: (count) => `${tokens(count)} bytes`,
   tokens: (count) => `${tokens(count)} tokens`,
   parameters: (count) => `${params(count)} parameters`,
@@ -623,7 +622,6 @@ export const COMPARE = {
 export const HARDWARE = {
   title: "Machine",
   line: { this: "This computer", whatIf: "What if" },
-  noGpuLine: "no GPU",
   loading: "Looking at the machine ...",
   systems: { linux: "Linux", macos: "macOS", windows: "Windows" },
   kinds: { gpu: "GPU", mac: "Mac", phone: "phone or tablet", board: "board", apu: "processor with GPU" },
