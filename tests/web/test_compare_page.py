@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from playwright.sync_api import Locator, Page, Request, expect
@@ -13,6 +13,8 @@ from tests.web.accessibility import assert_no_severe_fault
 from tests.web.browser import PHONE
 from tests.web.conftest import MACHINE, MakeVisit, Site
 from tests.web.layout import assert_no_sideways_scroll, layout_shift, reload_observed
+from tests.web.model_pages import hold, wait_for_request
+from tests.web.serving import stuck_hub
 
 from edgekit.cli import main
 from edgekit.units import GIB
@@ -349,6 +351,39 @@ def test_invalid_machine_is_an_alert(make_visit: MakeVisit) -> None:
     page.get_by_label("System RAM", exact=True).fill("much")
     page.get_by_role("button", name="Use this machine", exact=True).click()
     expect(page.get_by_role("alert").filter(has_text="much")).to_be_visible()
+
+
+def test_pending_values_are_neither_unknown_nor_best(make_visit: MakeVisit) -> None:
+    page = make_visit(expected_faults=(r"status of 503",)).open("/compare")
+    held = hold(page, "jobs/check")
+    page.goto(f"{page.url}?ref=qwen3-8b&ref=qwen3-14b&{MACHINE}")
+    wait_for_request(page, held)
+    expect(page.get_by_role("status").filter(has_text="Reading the model")).to_have_count(2)
+    held.pop(0).continue_()
+    expect(cell(page, "Verdict", 0)).to_contain_text("Fits")
+    expect(cell(page, "Speed", 1).locator(".skeleton")).to_have_count(1)
+    expect(page.locator("td.best")).to_have_count(0)  # there is nothing to compare it with
+    busy = {"error": {"type": "TooManyError", "message": "too busy"}}
+    wait_for_request(page, held)
+    held.pop().fulfill(status=503, json=busy)
+    expect(cell(page, "Verdict", 1).get_by_role("alert")).to_have_text("too busy")
+    expect(cell(page, "Verdict", 1)).to_contain_text("Wait a moment")
+    page.unroute("**/api/v1/jobs/check")
+    cell(page, "Verdict", 1).get_by_role("button", name="Try again").press("Enter")
+    expect(cell(page, "Verdict", 1)).to_contain_text("Fits")
+
+
+def test_column_can_be_cancelled_and_tried_again(make_visit: MakeVisit) -> None:
+    with stuck_hub() as (server, _):
+        slow = quote(f"{server.address}/slow.gguf", safe="")
+        page = make_visit().open(f"/compare?ref=qwen3-8b&ref={slow}&{MACHINE}")
+        expect(cell(page, "Verdict", 0)).to_contain_text("Fits")
+        cell(page, "Verdict", 1).get_by_role("button", name="Cancel").press("Enter")
+        expect(cell(page, "Verdict", 1).get_by_role("alert")).to_have_text("Cancelled.")
+        again = cell(page, "Verdict", 1).get_by_role("button", name="Try again")
+        expect(again).to_be_focused()
+        again.press("Enter")
+        expect(cell(page, "Verdict", 1).get_by_role("button", name="Cancel")).to_be_focused()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
+from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import Locator, Page, expect
 from tests.web.accessibility import assert_no_severe_fault
 from tests.web.browser import PHONE
 from tests.web.conftest import MACHINE, MakeVisit, Site
 from tests.web.layout import assert_no_sideways_scroll, layout_shift, reload_observed
+from tests.web.model_pages import choose_machine, hold, wait_for_request
 from tests.web.serving import ask
 
 FIELDS = {"device": "RTX 4090", "ram": "64G"}
@@ -172,6 +175,32 @@ def test_arrow_keys_choose_a_size_and_its_models_are_links(
     expect(steps(page).last).to_have_accessible_name(
         re.compile(f"{code['steps'][-1]['count']} of {code['models']} models")
     )
+
+
+def test_late_error_of_another_machine_is_not_shown(make_visit: MakeVisit) -> None:
+    page = make_visit(expected_faults=(r"status of 503",)).open("/hardware")
+    expect(page.get_by_role("region", name="This machine")).to_be_visible()
+    requests = hold(page, "hardware?device=H100*")
+    choose_machine(page, device=["H100"])
+    wait_for_request(page, requests)
+    choose_machine(page, device=["RTX 4090"], ram="64G")
+    expect(line(page)).to_contain_text("RTX 4090")
+    for route in requests:
+        with suppress(PlaywrightError):  # the page has cancelled it
+            route.fulfill(status=503, json={"error": {"type": "E", "message": "of another"}})
+    page.evaluate(
+        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
+    expect(line(page)).to_contain_text("RTX 4090")
+    expect(page.get_by_role("main")).not_to_contain_text("of another")
+    page.unroute("**/api/v1/hardware?device=H100*")
+    busy = {"error": {"type": "E", "message": "too busy"}}
+    page.route("**/api/v1/hardware*", lambda route: route.fulfill(status=503, json=busy), times=1)
+    choose_machine(page, device=["H100"])
+    expect(page.get_by_role("alert")).to_contain_text("too busy")
+    page.get_by_role("button", name="Try again").press("Enter")
+    expect(page.get_by_role("region", name="Checked machine: H100")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
 
 
 def test_known_devices_are_folded_and_can_be_used(make_visit: MakeVisit) -> None:

@@ -137,8 +137,8 @@ export class Asker {
     Object.assign(column, { check: null, error: null, progress: COMPARE.waiting });
     const signal = AbortSignal.any([column.asked.signal, this.#signal]);
     this.#waiting.push({ column, context, signal });
-    this.#onchange(column, false);
     this.#next();
+    this.#onchange(column, false);
   }
 
   /** A column that shall not be asked about any more. */
@@ -163,6 +163,7 @@ export class Asker {
   async #run({ column, context, signal }) {
     this.#running += 1;
     column.progress = COMPARE.reading;
+    this.#onchange(column, false);
     const { ref: model, engine, quant } = column;
     try {
       const onProgress = (line) => {

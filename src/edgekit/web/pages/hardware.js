@@ -226,7 +226,7 @@ function usableLegend(budgets) {
 }
 
 /** An engine's reason without the flag of the command line that ends it. */
-const withoutFlag = (message) => message.replace(/ \(--[^)]*\)$/, "");
+const withoutFlag = (message) => message.replace(/ \([^()]*--[^()]*\)$/, "");
 
 function budgetsOf({ budgets }) {
   return grouped(budgets).map(([one, count]) => {

@@ -35,6 +35,7 @@ export class MachineBuilder {
   #reset;
   #ownRam;
   #asked = 0;
+  #isOwn = false; // the change comes from these controls
   #more;
 
   constructor(signal, ownRam) {
@@ -72,21 +73,19 @@ export class MachineBuilder {
       this.#fault,
       el("div", { class: "buttons" }, el("a", { class: "button primary", href: "/", text: TEXTS.see }), this.#reset),
     );
-    machine.addEventListener("change", () => this.#fill(), { signal });
+    machine.addEventListener("change", () => (this.#isOwn ? this.#mark() : this.#fill()), { signal });
     this.#fill();
   }
 
   /** The chosen machine into the controls. */
   #fill() {
-    if (JSON.stringify(this.#said()) !== JSON.stringify({ ...machine })) {
-      this.#part.fill(machine.device);
-      const [, size, speed] = RAM.exec(machine.ram) ?? [];
-      this.#ram.set(size ? `${size}G` : machine.ram);
-      this.#speed.set(size ? (speed ?? "") : "");
-      this.#vram.value = machine.vram;
-      this.#cpu.value = machine.cpu;
-      this.#more.open ||= Boolean(machine.vram || machine.cpu);
-    }
+    this.#part.fill(machine.device);
+    const [, size, speed] = RAM.exec(machine.ram) ?? [];
+    this.#ram.set(size ? `${size}G` : machine.ram);
+    this.#speed.set(size ? (speed ?? "") : "");
+    this.#vram.value = machine.vram;
+    this.#cpu.value = machine.cpu;
+    this.#more.open ||= Boolean(machine.vram || machine.cpu);
     this.#fault.hidden = true;
     this.#mark();
   }
@@ -125,6 +124,11 @@ export class MachineBuilder {
     this.#read();
   }
 
+  /** Another machine begins with the RAM of this one; without a GPU, RAM is all that it has. */
+  #needsRam() {
+    return machine.isThis || (!this.#part.wishes.length && !this.#vram.value.trim());
+  }
+
   /** What the controls say, as the chosen machine, if the server understands it. */
   async #read() {
     const asked = ++this.#asked;
@@ -136,13 +140,16 @@ export class MachineBuilder {
       this.#part.fill(isWhole ? wishes.slice(-1) : wishes.filter((name) => !whole.includes(name)));
     }
     if (isWhole) this.#ram.set("");
-    else if (machine.isThis && !this.#ram.select.value) this.#ram.set(this.#ownRam() || USUAL_RAM);
+    else if (!this.#ram.select.value && this.#needsRam()) this.#ram.set(this.#ownRam() || USUAL_RAM);
     if (!this.#ram.select.value) this.#speed.set("");
     const said = this.#said();
     const failed = await refusal(said);
     if (asked !== this.#asked) return;
     this.#fault.textContent = failed ?? "";
     this.#fault.hidden = !failed;
-    if (!failed) machine.set(said);
+    if (failed) return;
+    this.#isOwn = true; // what is typed meanwhile stays
+    machine.set(said);
+    this.#isOwn = false;
   }
 }

@@ -181,7 +181,7 @@ export class Upgrades {
           size: step.label,
           count: step.count,
           models: this.#answer.models,
-          gained: this.#more(step),
+          gained: now ? this.#more(step) : 0,
           devices: step.devices,
           isNow: step.is_now,
         }),
