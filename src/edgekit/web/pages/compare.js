@@ -357,7 +357,7 @@ class Comparison {
     const cells = columns.map((column) => {
       const cell = this.#cell(row.name, column, () => el("td", { role: "cell" }));
       const isBest = best.has(column);
-      cell.classList.toggle("best", isBest);
+      cell.classList.toggle("compare-best", isBest);
       cell.classList.toggle("compare-failed", isFirst && isFault(column));
       cell.rowSpan = isFirst && isFault(column) ? ROWS.length : 1;
       this.#fill(cell, this.#contentOf(row, column, scales, isBest), column);

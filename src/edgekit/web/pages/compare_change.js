@@ -138,11 +138,6 @@ class Editor {
     this.#quantPlace.replaceChildren(labelled(TEXTS.quant, this.#quant));
   }
 
-  focus() {
-    this.#model.input.focus();
-    this.#model.input.select();
-  }
-
   /** The choices of the column, or {failed}. */
   async read() {
     const machineRead = await this.#machine.read();
@@ -176,7 +171,7 @@ export function changeColumn(column, button, { signal, onapply }) {
   const editor = new Editor(column, signal, apply);
   const cancel = el("button", { type: "button", text: COMMON.cancel, onclick: () => dialog.close() });
   const submit = el("button", { type: "button", class: "primary", text: TEXTS.apply, onclick: apply });
-  const title = el("h2", { id: `change-${column.id}`, text: TEXTS.title });
+  const title = el("h2", { id: `change-${column.id}`, tabIndex: -1, text: TEXTS.title });
   const dialog = el(
     "dialog",
     { class: "compare-dialog", "aria-labelledby": title.id },
@@ -200,7 +195,7 @@ export function changeColumn(column, button, { signal, onapply }) {
   dialog.showModal();
   const watch = new ResizeObserver(() => place(dialog, button)); // it grows with the fields of another machine
   watch.observe(dialog);
-  editor.focus();
+  title.focus(); // in the search box it would open the completions
 }
 
 /** Whether two sets of choices ask the same question. */

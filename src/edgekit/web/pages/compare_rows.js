@@ -52,12 +52,15 @@ function shownBars(column, scales) {
   const all = column.check?.bars ?? [];
   if (!all.length) return null;
   const fullest = [...all].sort((a, b) => (b.utilization ?? 0) - (a.utilization ?? 0)).slice(0, MOST_BARS);
-  const shown = all.filter((one) => fullest.includes(one)).map((one) => bar(one, { scale: scales.get(one.memory) }));
+  const shown = all.filter((one) => fullest.includes(one)).map((one) => bar(one, { scale: scales.get(keyOf(one)) }));
   const left = all.length - shown.length;
   return left ? [...shown, below(COMPARE.moreMemories(left))] : shown;
 }
 
 const sizeOf = (one) => one.total_bytes ?? one.available_bytes + one.reserve_bytes;
+
+/** One memory: the RAM of another machine is another one, unless it is of the same size. */
+const keyOf = (one) => `${one.memory}/${sizeOf(one)}`;
 
 /** Memory -> the bytes that the whole width of its bars means: the same in every column. */
 export function scalesOf(columns) {
@@ -65,7 +68,7 @@ export function scalesOf(columns) {
   for (const one of columns.flatMap(({ check }) => check?.bars ?? [])) {
     const size = sizeOf(one);
     const needed = Math.min(one.required_bytes, LONGEST_BAR * size);
-    scales.set(one.memory, Math.max(scales.get(one.memory) ?? 0, size, needed));
+    scales.set(keyOf(one), Math.max(scales.get(keyOf(one)) ?? 0, size, needed));
   }
   return scales;
 }
@@ -73,9 +76,9 @@ export function scalesOf(columns) {
 /** The size from which bars are cut off; null if none is. */
 export function cutAt(columns, scales) {
   const cut = columns.flatMap(({ check }) => check?.bars ?? []).filter((one) =>
-    one.required_bytes > scales.get(one.memory)
+    one.required_bytes > scales.get(keyOf(one))
   );
-  return cut.length ? Math.min(...cut.map((one) => scales.get(one.memory))) : null;
+  return cut.length ? Math.min(...cut.map((one) => scales.get(keyOf(one)))) : null;
 }
 
 function shownMax({ check }) {
