@@ -87,7 +87,7 @@ const figureNode = ({ name, value, unit, title, isOfCheck, key }) =>
   );
 
 function speedFigure({ speed, can_load: canLoad }) {
-  if (!speed || !canLoad) return { key: "speed", name: MODEL.speed, value: MODEL.noValue };
+  if (!speed || !canLoad) return { key: "speed", name: MODEL.speed, value: canLoad ? COMMON.unknown : MODEL.noValue };
   const interval = MODEL.speedInterval(speed.decode);
   const unit = [MODEL.speedUnit, interval && `(${interval})`].filter(Boolean).join(" ");
   return { key: "speed", name: MODEL.speed, value: MODEL.speedValue(speed.typical), unit, title: speed.because };

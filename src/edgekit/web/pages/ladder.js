@@ -8,8 +8,11 @@ import { gigabytes } from "./format.js";
 import { LADDER } from "./texts.js";
 
 const SKELETON_ROWS = 8;
+const PAUSE_MS = 400; // after a check: settings may move on
 const MOVES = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 };
 const COLUMNS = ["quant", "download", "verdict", "speed", "context", "loss"];
+
+const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
 const sizeText = (row) => {
   const size = row.download_bytes ?? row.size_bytes;
@@ -73,7 +76,13 @@ export class QuantLadder {
     signal.addEventListener("abort", () => this.#asked.abort());
   }
 
-  /** Asks again, where the question is another one. Settings that move call this when they rest. */
+  /** Settings move: what was asked is called off, so that nothing waits behind it. */
+  hold() {
+    if (this.node.ariaBusy === "true") this.#of = null;
+    this.#asked.abort();
+  }
+
+  /** Asks again, where the question is another one and stays for a moment. */
   async refresh() {
     const fields = this.#fields();
     const now = JSON.stringify(fields);
@@ -85,6 +94,8 @@ export class QuantLadder {
     this.node.classList.add("stale");
     this.node.ariaBusy = "true";
     try {
+      if (this.rows.length) await pause(PAUSE_MS);
+      if (signal.aborted) return null;
       const found = await call("ladder", fields, { signal });
       if (!signal.aborted) this.#show(found);
     } catch (error) {

@@ -241,6 +241,7 @@ export class ModelView {
   /** The settings are others now: what is shown of those before looks so. */
   #leave() {
     this.#failed = {};
+    this.ladder.hold();
     this.#setStale(true);
   }
 

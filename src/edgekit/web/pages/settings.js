@@ -117,7 +117,8 @@ export class Settings {
 
   /** The question without its weights: every quantisation is listed. */
   ladderFields() {
-    return Object.fromEntries(Object.entries(this.checkFields()).filter(([key]) => !WEIGHTS.has(key)));
+    const kept = Object.entries(this.checkFields()).filter(([key]) => !WEIGHTS.has(key));
+    return { ...Object.fromEntries(kept), engine: this.chosen.engine ?? this.engine };
   }
 
   /** The question that another engine is asked: what every engine understands. */
