@@ -91,7 +91,7 @@ def test_setups_have_the_headlines_of_the_table(
 
 
 def test_number_of_examples_and_setups() -> None:
-    assert len(EXAMPLES) == 14
+    assert len(EXAMPLES) == 16
     assert len(SETUPS) == 20
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import Locator, Page, Route, expect
-from tests.web.browser import WAIT_MS
+from tests.web.browser import WAIT_MS, script
 from tests.web.conftest import Site
 
 from edgekit.cli import main
@@ -84,7 +84,7 @@ def enter_model(page: Page, reference: str) -> None:
 def choose_machine(page: Page, *, device: list[str], ram: str = "") -> None:
     """Sets the machine, as the device picker does."""
     page.evaluate(
-        "async (choice) => (await import('/static/machine.js')).machine.set(choice)",
+        f"async (choice) => {script('machine.js')}.machine.set(choice)",
         {"device": device, "ram": ram},
     )
 

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Response, expect
 from playwright.sync_api import Error as PlaywrightError
 from tests.hub.raw_server import RawServer
-from tests.web.browser import PHONE, UNREACHABLE, new_visit
+from tests.web.browser import PHONE, UNREACHABLE, new_visit, script
 from tests.web.conftest import MACHINE, MakeVisit, Site
 from tests.web.model_pages import (
     choose_machine,
@@ -92,7 +92,7 @@ def test_list_of_engines_is_requested_again_after_an_error(make_visit: MakeVisit
 def go(page: Page, address: str) -> None:
     """Navigates as a link of the page does, without a reload. Waits first until the page has registered its routes."""
     expect(page.get_by_role("heading", level=1)).to_be_visible()
-    page.evaluate("async (address) => (await import('/static/router.js')).go(address)", address)
+    page.evaluate(f"async (address) => {script('router.js')}.go(address)", address)
 
 
 def test_engine_that_cannot_run_the_model_offers_others(make_visit: MakeVisit) -> None:
@@ -295,9 +295,7 @@ def test_server_stopped_banner_is_visible_on_a_scrolled_page(make_visit: MakeVis
     section = page.get_by_role("region", name="GET, POST /api/v1/check", exact=True)
     expect(section).to_be_in_viewport()
     assert page.evaluate("scrollY") > 0
-    page.evaluate(
-        "async () => (await import('/static/api.js')).connection.dispatchEvent(new Event('lost'))"
-    )
+    page.evaluate(f"async () => {script('api.js')}.connection.dispatchEvent(new Event('lost'))")
     banner = page.get_by_text("The server has stopped")
     expect(banner).to_be_in_viewport()
     is_on_top = "node => { const { x, y } = node.getBoundingClientRect(); return document.elementFromPoint(x + 20, y + 5) === node; }"

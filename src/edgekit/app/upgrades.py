@@ -16,14 +16,14 @@ from functools import cache, partial
 from edgekit.app.candidates import OFFLINE, complete, key_of, read_stored, store, task_for
 from edgekit.bill.types import Load, MemoryEstimate, Price, Setup, Task
 from edgekit.engines import engine_named
-from edgekit.errors import CancelledError, EdgekitError
+from edgekit.errors import CancelledError, EdgekitError, HardwareError, RefusedError
 from edgekit.index import checked_entries, read_index
 from edgekit.index.quality import Quality
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.devices import DeviceKind, KnownDevice, all_devices, device_like
 from edgekit.machine.types import HOST, Device, Machine, Vendor
 from edgekit.machine.what_if import machine_of
-from edgekit.plan.choice import smallest_usual_load
+from edgekit.plan.choice import smallest_usual_loads
 from edgekit.plan.fit import Fitting, price_of, whole_placements, with_lines
 from edgekit.plan.recommend import entry_quality, is_notable, rank_of, suits_task
 from edgekit.request import Request, Session
@@ -152,8 +152,21 @@ def _sizes_for(machine: Machine) -> Iterator[Size]:
         yield Size(
             size_gb=size_gb,
             devices=tuple(device.name for device in shown),
-            machine=machine_of(replace(same, vendor=vendor)),
+            machine=machine_of(same if same.vendor is vendor else _as_of(vendor, same)),
         )
+
+
+def _as_of(vendor: Vendor, device: KnownDevice) -> KnownDevice:
+    """The largest card of the vendor, with the memory of this device: the vendor has none of that size."""
+    own = (other for other in all_devices() if other.vendor is vendor and not other.unified)
+    largest = max(own, key=lambda other: other.memory_bytes, default=device)
+    return replace(
+        largest,
+        name=f"{device.size_gb} GB GPU",
+        size_gb=device.size_gb,
+        memory_bytes=device.memory_bytes,
+        usable_bytes=device.usable_bytes,
+    )
 
 
 _AT_HOME = ("RTX", "RX", "Arc")  # cards for a desktop computer, not for a server
@@ -179,7 +192,7 @@ def _size_now(machine: Machine) -> tuple[float, tuple[str, ...]]:
         sizes.append(math.ceil(device.total_bytes / GIB) if known is None else known.size_gb)
         if device.unified:
             break
-    notes = ()
+    notes: tuple[str, ...] = ()
     if len(sizes) > 1:
         notes = (f"{len(sizes)} GPUs are counted like one card with the memory of all of them",)
     return sum(sizes), notes
@@ -207,9 +220,12 @@ def _places(
     key = key_of(plain, machines[-1], entries, question)
     stored = read_stored(key)
     places = stored.get("places") if isinstance(stored, dict) else None
-    if isinstance(places, dict) and places.keys() == {entry.id for entry in entries}:
-        if all(isinstance(place, int) for place in places.values()):
-            return places
+    if (
+        isinstance(places, dict)
+        and places.keys() == {entry.id for entry in entries}
+        and all(isinstance(place, int) for place in places.values())
+    ):
+        return places
     made: dict[str, int] = {}
     by_geometry: dict[object, int] = {}
     for entry in entries:
@@ -225,47 +241,73 @@ def _places(
 def _place(entry: Entry, machines: Sequence[Machine], request: Request, session: Session) -> int:
     """The index of the first machine that holds the model; len(machines) if none does."""
     try:
-        task, tokens = smallest_usual_load(task_for(entry, request, session))
-
-        lower, upper, price = _prices(task, machines[-1])
-
-        def holds(price: Price, machine: Machine) -> bool:
-            on_machine = replace(task, machine=machine, bill=price)
-            placements = whole_placements(on_machine)
-            return any(Fitting(on_machine, placement).fits(tokens) for placement in placements)
-
-        start = bisect_left(machines, True, key=partial(holds, lower))
-        for index, machine in enumerate(machines[start:], start):
-            if holds(upper, machine) or holds(price, machine):
-                return index
-        return len(machines)
+        task = task_for(entry, request, session)
+        loads, tokens = smallest_usual_loads(task)
     except CancelledError:
         raise
     except EdgekitError:  # not supported by the engine, or a damaged entry of the user's
         return len(machines)
+    for load in loads:
+        prices = _Prices.of(load, tokens, machines[-1])
+        if prices is None:  # the bill is quick: each machine has its own choice of caches
+            return bisect_left(machines, True, key=partial(_holds_any, task))
+        start = bisect_left(machines, True, key=partial(_holds, load, tokens, prices.lower))
+        for place, machine in enumerate(machines[start:], start):
+            if _holds(load, tokens, prices.upper, machine) or _holds(
+                load, tokens, prices.exact, machine
+            ):
+                return place
+    return len(machines)
 
 
-def _prices(task: Task, largest: Machine) -> tuple[Price, Price, Price]:
-    """A lower and an upper bound of the task's bill, and the bill.
+def _holds_any(task: Task, machine: Machine) -> bool:
+    """Whether the machine holds the task with one of the usual caches."""
+    try:
+        loads, tokens = smallest_usual_loads(replace(task, machine=machine))
+    except (HardwareError, RefusedError):  # the engine does not run on such a card
+        return False
+    return any(_holds(load, tokens, cache(price_of(load)), machine) for load in loads)
 
-    Each is computed once for machines of equal setups. The lower bound is that of the largest machine: on a smaller
-    one, Metal maps a long file in overlapping pieces.
-    """
-    price = cache(price_of(task))
-    engine, lines = engine_named(task.engine), task.companion_lines
-    if task.bill is not None:
-        return price, price, price
-    bounds = cache(partial(engine.estimate_bounds, task.model))
-    largest_setup = whole_placements(replace(task, machine=largest))[0].setup
 
-    def lower(load: Load, _setup: Setup) -> MemoryEstimate:
-        both = bounds(load, largest_setup)
-        return engine.estimate(task.model, load, largest_setup) if both is None else both[0]
+def _holds(task: Task, tokens: int, price: Price, machine: Machine) -> bool:
+    """Whether the machine holds this load, fully on its GPU, at this price."""
+    on_machine = replace(task, machine=machine, bill=price)
+    placements = whole_placements(on_machine)
+    return any(Fitting(on_machine, placement).fits(tokens) for placement in placements)
 
-    def upper(load: Load, setup: Setup) -> MemoryEstimate:
-        both = bounds(load, setup)
-        return engine.estimate(task.model, load, setup) if both is None else both[1]
 
-    if lines is None:
-        return cache(lower), cache(upper), price
-    return cache(with_lines(lower, lines)), cache(with_lines(upper, lines)), price
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prices:
+    """A lower and an upper bound of a task's bill, and the bill: each is computed once for machines of equal setups."""
+
+    lower: Price
+    upper: Price
+    exact: Price
+
+    @classmethod
+    def of(cls, task: Task, tokens: int, largest: Machine) -> _Prices | None:
+        """None if the engine has no bounds, because its bills are quick.
+
+        The lower bound is that of the largest machine: on a smaller one, Metal maps a long file in overlapping pieces.
+        """
+        engine, lines = engine_named(task.engine), task.companion_lines
+        largest_setup = whole_placements(replace(task, machine=largest))[0].setup
+        bounds = cache(partial(engine.estimate_bounds, task.model))
+        try:
+            if task.bill is not None or bounds(task.load_of(tokens), largest_setup) is None:
+                return None
+        except RefusedError:
+            return None
+
+        def lower(load: Load, _setup: Setup) -> MemoryEstimate:
+            both = bounds(load, largest_setup)
+            return engine.estimate(task.model, load, largest_setup) if both is None else both[0]
+
+        def upper(load: Load, setup: Setup) -> MemoryEstimate:
+            both = bounds(load, setup)
+            return engine.estimate(task.model, load, setup) if both is None else both[1]
+
+        def whole(price: Price) -> Price:
+            return cache(price if lines is None else with_lines(price, lines))
+
+        return cls(lower=whole(lower), upper=whole(upper), exact=cache(price_of(task)))

@@ -1152,6 +1152,8 @@ def add_web(commands: Commands) -> None:
                 "--port N": "port to listen on (default 8421, or the next free one; 0 for any free port)",
                 "--token TOKEN": "token that clients must send (or EDGEKIT_WEB_TOKEN); a random one is generated if "
                 "other machines can reach the port",
+                "--qr": "print a QR code of the address for other devices, even if the output is not a terminal",
+                "--no-qr": "print no QR code (default: print one in a terminal if other devices can reach the port)",
                 "--rate N": "requests per second allowed for one client (default 400)",
             },
             "what it may read": {

@@ -162,10 +162,12 @@ def choose(task: Task) -> Choice:
     return _Search(task).run()
 
 
-def smallest_usual_load(task: Task) -> tuple[Task, int]:
-    """The load that a plan tries last before it uses smaller weights or RAM, and its context in tokens (step 4).
+def smallest_usual_loads(task: Task) -> tuple[tuple[Task, ...], int]:
+    """What a plan tries last before it uses smaller weights or RAM, the smallest first, and the context in tokens.
 
-    Raises HardwareError if the engine cannot run on the machine, RefusedError if it does not support the model.
+    The second task has the engine's own cache, which may take less where the 8-bit one is unpacked, or be the only one
+    that the model takes. Raises HardwareError if the engine cannot run on the machine, RefusedError if it does not
+    support the model.
     """
     return _Search(task).smallest_usual()
 
@@ -214,12 +216,12 @@ class _Search:
             preferred = next((variant for variant in usual if variant.name == "Q4_K_M"), preferred)
         return preferred, usual
 
-    def smallest_usual(self) -> tuple[Task, int]:
-        """Step 4: the task with the first weights and an 8-bit cache, and the short context."""
+    def smallest_usual(self) -> tuple[tuple[Task, ...], int]:
+        """Steps 4 and 3: the task with the first weights and an 8-bit cache or its own one, and the short context."""
         preferred, _ = self._usual_variants()
         default, eight_bit, _ = self._caches(preferred)
-        ladder = self._ladder(preferred, (*eight_bit, default)[0], on_host=False)
-        return ladder.task, ladder.top.contexts_to_try[-1]
+        ladders = [self._ladder(preferred, cache, on_host=False) for cache in (*eight_bit, default)]
+        return tuple(ladder.task for ladder in ladders), ladders[-1].top.contexts_to_try[-1]
 
     def _choice(self) -> Choice:
         """The best combination that fits, else the one to report as not fitting."""

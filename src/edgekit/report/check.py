@@ -136,7 +136,7 @@ def _fails(result: Verdict) -> str:
 
 
 def rule_broken(result: Verdict) -> str:
-    """Why it does not load, if not for want of memory: a rule of the engine, or a context that is too short; else ''."""
+    """Why it does not load, if memory is not the reason: a rule of the engine, or too short a context; else ''."""
     blocked = next((use.budget.blocked for use in result.uses if use.budget.blocked), "")
     if blocked or is_too_short(result) or all(use.fullness <= 1 for use in result.uses):
         reason = blocked or "".join(result.reasons[:1])

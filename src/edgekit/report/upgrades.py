@@ -6,20 +6,24 @@ from collections.abc import Iterator
 
 from edgekit.app.upgrades import Upgrades, UpgradeStep
 from edgekit.errors import printable
+from edgekit.index.titles import title_of
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
-from edgekit.report.text import PLAIN, Screen, clamp_width, render, table
+from edgekit.report.text import PLAIN, Screen, Section, clamp_width, render, table
 
 _MIN_NAMES = 24  # columns for the gained models; if there are fewer, they are left out
-_BAR_CELLS = 20
-_MIN_BAR_CELLS = 8
+_BAR_CELLS, _MIN_BAR_CELLS = 20, 8
+_WIDE, _MIN_WIDTH = 60, 40  # columns for a long bar, and for one at all
 _NOW = "<- now"
 
 
 def upgrades_text(answer: Upgrades, screen: Screen = PLAIN) -> str:
     """The screen of `hardware --upgrades`: one row per size, with a bar for the number of models."""
-    sections = [("", lambda screen: list(_lines(answer, screen))), ("Note", list(_notes(answer)))]
+    sections: list[Section] = [
+        ("", lambda screen: list(_lines(answer, screen))),
+        ("Note", list(_notes(answer))),
+    ]
     return render(headline(answer), sections, screen)
 
 
@@ -53,13 +57,17 @@ def _lines(answer: Upgrades, screen: Screen) -> Iterator[str]:
     """Size, bar, number of models, and the best gained models as far as the width allows."""
     width, glyphs = clamp_width(screen.width), screen.glyphs
     most = max((step.count for step in answer.steps), default=0) or 1
-    cells = _BAR_CELLS if width >= 60 else _MIN_BAR_CELLS
-    rows = []
+    if width < _MIN_WIDTH:
+        rows = [(label(step), f"{step.count}", "*" if step.is_now else "") for step in answer.steps]
+        yield from table(("memory", "models", ""), rows, left={2})
+        return
+    cells = _BAR_CELLS if width >= _WIDE else _MIN_BAR_CELLS
+    bars = []
     for step in answer.steps:
         full = -(-step.count * cells // most)
         drawn = (glyphs.parts[0] * full).ljust(cells, glyphs.free)
-        rows.append((label(step), drawn, f"{step.count}", _NOW if step.is_now else ""))
-    drawn_rows = table(("memory", "", "models", ""), rows, left={1, 3})
+        bars.append((label(step), drawn, f"{step.count}", _NOW if step.is_now else ""))
+    drawn_rows = table(("memory", "", "models", ""), bars, left={1, 3})
     used = max(map(len, drawn_rows)) + 2
     room = width - used
     if room < _MIN_NAMES:
@@ -83,8 +91,8 @@ def _names(entries: tuple[Entry, ...], width: int) -> str:
 
 def _notes(answer: Upgrades) -> Iterator[str]:
     yield (
-        f"counted: models that run fully on the GPU with {answer.engine}, at about 4 bits per weight and with a context "
-        "of 16K or more"
+        f"counted: models that run fully on the GPU with {answer.engine}, at about 4 bits per weight and with a "
+        "context of 16K or more"
     )
     example = next((step for step in answer.steps if not step.is_now and step.size.devices), None)
     now = next((step for step in answer.steps if step.is_now), None)
@@ -108,7 +116,9 @@ def upgrades_json(answer: Upgrades) -> Json:
                 **fields(step, "devices=size.devices count"),
                 "gained": [
                     {
-                        **fields(entry, "id title=id parameters"),
+                        **fields(entry, "id"),
+                        "title": title_of(entry),
+                        **fields(entry, "parameters"),
                         "quality": round(answer.quality(entry).value, 1),
                     }
                     for entry in step.gained

@@ -101,7 +101,7 @@ def code_stamp() -> int:
     for folder, _, names in os.walk(Path(edgekit.__file__).parent):
         for name in names:
             if name.endswith((".py", ".json", ".tsv")):
-                newest = max(newest, os.stat(f"{folder}/{name}").st_mtime_ns)  # noqa: PTH116
+                newest = max(newest, Path(folder, name).stat().st_mtime_ns)
     return newest
 
 

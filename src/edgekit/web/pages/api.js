@@ -3,7 +3,17 @@
 import { ERRORS } from "./texts.js";
 
 const BASE = "/api/v1/";
-const READ = new Set(["hardware", "devices", "engines", "catalog", "index", "openapi.json"]); // asked with GET
+// Asked with GET.
+const READ = new Set([
+  "hardware",
+  "devices",
+  "engines",
+  "catalog",
+  "index",
+  "openapi.json",
+  "complete",
+  "hub_search",
+]);
 const BEAT_MS = 5000; // while all is well
 const POLL_MS = 2000; // while the server is lost
 

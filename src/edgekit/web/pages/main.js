@@ -64,7 +64,14 @@ function startBanner() {
     tell(banner, SHELL.serverBack, "back");
     setTimeout(() => (banner.hidden = !connection.isLost), 4000);
     renew();
+    reloadIfUpdated();
   });
+}
+
+/** Loads the page again if the server now has another version of it (404), or wants a new token (401). */
+async function reloadIfUpdated() {
+  const reply = await fetch(import.meta.url, { method: "HEAD", cache: "no-store" }).catch(() => null);
+  if (reply?.status === 404 || reply?.status === 401) location.reload();
 }
 
 /** Loads the requested page first, the other pages afterwards. */
@@ -74,8 +81,13 @@ async function start() {
   await Promise.all(Object.values(LATER).map((load) => load()));
 }
 
+function reportStart(error) {
+  console.error(error);
+  reloadIfUpdated();
+}
+
 startTheme();
 startSearch();
 startBanner();
 listen();
-start();
+start().catch(reportStart);

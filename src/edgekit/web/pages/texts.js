@@ -291,7 +291,6 @@ export const MODEL = {
   memoryUnknown: "Memory",
   of: (size) => `of ${size}`,
   maxContext: "Max context",
-  contextUnit: "tokens",
   contextNow: (count) => `tokens, ${kilo(count)} set`,
   download: "Download",
   noDownload: "None",
