@@ -46,7 +46,9 @@ function sentenceNode(fit, check, isOfIt) {
   const status = fit.refused ? "refused" : fit.status;
   const text = isPlain
     ? [sentence(told, status)]
-    : parts(fit, check, isOfIt).map(([words, isOfCheck]) => el("span", { class: isOfCheck && "of-check", text: words }));
+    : parts(fit, check, isOfIt).map(([words, isOfCheck]) =>
+      el("span", { class: isOfCheck && "of-check", text: words })
+    );
   return el(
     "p",
     { class: "told" },

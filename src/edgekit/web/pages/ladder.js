@@ -158,7 +158,8 @@ export class QuantLadder {
   chosenRow() {
     const names = Object.values(this.#weights()).map((name) => String(name).toLowerCase());
     if (!names.length) return this.rows.find((row) => row.is_chosen) ?? null;
-    const isNamed = (row) => [row.quant, ...Object.values(row.flags)].some((name) => names.includes(name.toLowerCase()));
+    const isNamed = (row) =>
+      [row.quant, ...Object.values(row.flags)].some((name) => names.includes(name.toLowerCase()));
     return this.rows.find(isNamed) ?? null;
   }
 
@@ -185,7 +186,10 @@ export class QuantLadder {
   #skeleton() {
     const row = () => el("div", { class: "rung" }, el("span", { class: "cell skeleton", text: LADDER.noValue }));
     const rows = Array.from({ length: SKELETON_ROWS }, row);
-    this.node.replaceChildren(headRow(), el("div", { class: "rungs", "aria-label": LADDER.loading, role: "status" }, rows));
+    this.node.replaceChildren(
+      headRow(),
+      el("div", { class: "rungs", "aria-label": LADDER.loading, role: "status" }, rows),
+    );
   }
 }
 
@@ -196,7 +200,9 @@ function focusOne(radios, at) {
 
 /** The headings: each row says everything itself, so they are only for the eye. */
 function headRow() {
-  const heads = COLUMNS.map((key) => el("span", { class: `cell at-${key}`, text: LADDER.columns[key], title: titleOf(key) }));
+  const heads = COLUMNS.map((key) =>
+    el("span", { class: `cell at-${key}`, text: LADDER.columns[key], title: titleOf(key) })
+  );
   return el("div", { class: "rung head", "aria-hidden": "true" }, heads);
 }
 

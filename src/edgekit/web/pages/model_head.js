@@ -20,7 +20,12 @@ const isSparse = ({ parameters, active_parameters: active }) => Boolean(active &
 export function modelHead(name, signal) {
   const title = el("h1", { text: name });
   const line = el("p", { class: "model-facts" });
-  const picker = el("div", { class: "model-machine" }, el("span", { class: "muted", text: MODEL.on }), machinePicker(signal));
+  const picker = el(
+    "div",
+    { class: "model-machine" },
+    el("span", { class: "muted", text: MODEL.on }),
+    machinePicker(signal),
+  );
   const show = (facts) => {
     title.textContent = facts.title ?? name;
     document.title = SHELL.title(title.textContent);

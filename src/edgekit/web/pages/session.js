@@ -53,7 +53,9 @@ export class Session extends EventTarget {
 
   /** The answers to the settings as they are now; one that did not come is left out. */
   present() {
-    return Object.fromEntries(Object.keys(FIELDS).filter((what) => this.isPresent(what)).map((what) => [what, this[what]]));
+    return Object.fromEntries(
+      Object.keys(FIELDS).filter((what) => this.isPresent(what)).map((what) => [what, this[what]]),
+    );
   }
 
   /** Once nothing is on its way, or the time is over. */

@@ -105,8 +105,7 @@ export function openShare({ fields, name, title, machine, command, answer }) {
   return node;
 }
 
-const commandBox = (command) =>
-  el("pre", { tabIndex: 0, "aria-label": SHARE.command }, el("code", { text: command }));
+const commandBox = (command) => el("pre", { tabIndex: 0, "aria-label": SHARE.command }, el("code", { text: command }));
 
 function copyButton(command) {
   const button = el("button", { type: "button", class: "copy", text: COMMON.copy });
