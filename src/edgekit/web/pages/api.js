@@ -3,17 +3,9 @@
 import { ERRORS } from "./texts.js";
 
 const BASE = "/api/v1/";
-// Asked with GET.
 const READ = new Set([
-  "hardware",
-  "devices",
-  "engines",
-  "catalog",
-  "index",
-  "openapi.json",
-  "complete",
-  "hub_search",
-]);
+  "hardware", "devices", "engines", "catalog", "index", "openapi.json", "home", "complete", "hub_search",
+]); // asked with GET
 const BEAT_MS = 5000; // while all is well
 const POLL_MS = 2000; // while the server is lost
 

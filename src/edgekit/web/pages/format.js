@@ -12,12 +12,6 @@ const COUNTS = [
   [1e6, "M"],
   [1e3, "K"],
 ];
-const DOWNLOADS = [
-  [1e12, "TB"],
-  [1e9, "GB"],
-  [1e6, "MB"],
-  [1e3, "KB"],
-];
 const grouped = new Intl.NumberFormat("en-US");
 const grouped1 = new Intl.NumberFormat("en-US", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 
@@ -54,23 +48,24 @@ export function short(n) {
   return tokens(n);
 }
 
-/** 47104 -> "46K": whole K, rounded down, for headlines. */
-export function kilo(n) {
-  return n >= 1024 ? short(1024 * Math.floor(n / 1024)) : tokens(n);
-}
-
-/** 17397559424 -> "17.4 GB": decimal, as hub pages and browsers show a download. */
-export function gigabytes(n) {
-  const [step, unit] = DOWNLOADS.find(([size]) => n >= size) ?? [1, "B"];
-  return `${step > 1 ? grouped1.format(n / step) : n} ${unit}`;
-}
-
 /** 8190735360 -> "8.2B". */
 export function params(n) {
   const found = COUNTS.find(([step]) => n >= step);
   if (!found) return String(n);
   const scaled = n / found[0];
   return `${scaled >= 100 ? Math.round(scaled) : Number(scaled.toFixed(1))}${found[1]}`;
+}
+
+/** 17412345678 -> "17.4 GB": downloads, in decimal units as the hub shows them. */
+export function gb(n) {
+  if (n >= 99.95e9) return `${grouped.format(Math.round(n / 1e9))} GB`;
+  return n >= 0.95e9 ? `${(n / 1e9).toFixed(1)} GB` : `${Math.max(1, Math.round(n / 1e6))} MB`;
+}
+
+/** 47104 -> "46K", 1048576 -> "1M": a context in a headline, rounded down. */
+export function wholeK(n) {
+  if (n >= 1024 ** 2) return `${Math.floor(n / 1024 ** 2)}M`;
+  return n >= 1024 ? `${Math.floor(n / 1024)}K` : tokens(n);
 }
 
 /** Two significant digits, one below 1: 1,200, 35, 3.5, 0.4; as in a check. */

@@ -4,7 +4,7 @@ import { call, isPassing } from "./api.js";
 import { verdict } from "./bar.js";
 import { el, fault } from "./dom.js";
 import { verdictWord } from "./engines.js";
-import { gigabytes } from "./format.js";
+import { gb } from "./format.js";
 import { LADDER } from "./texts.js";
 
 const SKELETON_ROWS = 8;
@@ -16,7 +16,7 @@ const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
 const sizeText = (row) => {
   const size = row.download_bytes ?? row.size_bytes;
-  return size ? gigabytes(size) : LADDER.noValue;
+  return size ? gb(size) : LADDER.noValue;
 };
 
 function lossText({ loss }) {

@@ -30,13 +30,14 @@ export function modelHead(name, signal) {
     title.textContent = facts.title ?? name;
     document.title = SHELL.title(title.textContent);
     const parts = [
-      facts.publisher,
-      facts.parameters && COMMON.parameters(facts.parameters),
-      isSparse(facts) && COMMON.active(facts.active_parameters),
-      facts.licence && MODEL.licence(facts.licence),
-      hubLink(facts.repository),
-    ].filter(Boolean);
-    line.replaceChildren(...parts.flatMap((part, at) => (at ? [" · ", part] : [part])));
+      ["publisher", facts.publisher],
+      ["parameters", facts.parameters && COMMON.parameters(facts.parameters)],
+      ["active", isSparse(facts) && COMMON.active(facts.active_parameters)],
+      ["licence", facts.licence && MODEL.licence(facts.licence)],
+      ["hub", hubLink(facts.repository)],
+    ].filter(([, part]) => part);
+    const nodes = parts.map(([name, part], at) => el("span", { class: `fact-${name}` }, at ? " · " : "", part));
+    line.replaceChildren(...nodes);
   };
   return { node: el("header", { class: "model-head" }, title, line, picker), show, title };
 }

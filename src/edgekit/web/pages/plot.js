@@ -23,7 +23,7 @@ function boxOf(width, curves) {
   return { left, top: 26, width: width - left - right, height: HEIGHT - 26 - 44 };
 }
 
-/** Each cache type has its own colour; of more than there are colours, those that are drawn differ as long as they can. */
+/** Each cache type has its own colour; where there are more types than colours, those that are drawn differ first. */
 function coloursOf(caches, drawn) {
   const free = new Set(Array.from({ length: COLOURS }, (_, i) => i));
   const found = new Map(caches.map((cache, i) => [cache, i % COLOURS]));
@@ -41,7 +41,7 @@ function isMovable({ engine, estimate }) {
   return engineNamed(engine)?.pins_placement && estimate !== null && estimate.backend !== "cpu";
 }
 
-/** onpick(tokens, event) hears which context is wanted, onwant(cache) which line is not there yet, onagain() that all are. */
+/** onpick(tokens, event): a context is wanted; onwant(cache): a line that is not there yet; onagain(): all of them. */
 export class Plot {
   #curves = []; // of all memories
   #memory = null;

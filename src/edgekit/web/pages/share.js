@@ -51,7 +51,7 @@ function busyButton(text, f, className) {
 }
 
 /**
- * Opens the dialog. fields: of the check; name: of the files; title and machine: for the badge; command: edgekit share ...;
+ * Opens the dialog. fields: of the check; name: of the files; title and machine: for the badge; command: `edgekit share`;
  * answer(): what the JSON holds, once it is there.
  */
 export function openShare({ fields, name, title, machine, command, answer }) {
