@@ -64,6 +64,7 @@ def wait_until_ready(page: Page) -> Page:
 
 def read(page: Page, pattern: str = "^edgekit estimate ") -> ShownEstimate:
     """Waits until the shown command matches the pattern, then reads the page."""
+    open_all(wait_for_answer(page))
     expect(page.get_by_label(COMMAND, exact=True)).to_have_text(re.compile(pattern))
     wait_until_ready(page)
     return ShownEstimate(*page.evaluate(_READ, COMMAND))

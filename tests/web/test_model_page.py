@@ -330,7 +330,9 @@ def test_commands_in_the_tabs_equal_those_of_plan(
 
 def test_tabs_work_with_arrow_keys_and_follow_the_settings(make_visit: MakeVisit) -> None:
     page = wait_for_answer(
-        make_visit(expected_faults=(r"status of 422",)).open(f"/model?ref=qwen3-8b&{MACHINE}&context=4096")
+        make_visit(expected_faults=(r"status of 422",)).open(
+            f"/model?ref=qwen3-8b&{MACHINE}&context=4096"
+        )
     )
     first = page.get_by_role("tab", name="llama.cpp")
     expect(first).to_have_attribute("aria-selected", "true")
@@ -377,14 +379,17 @@ def test_row_of_the_ladder_gives_the_answer_of_check(
 def assert_figures(page: Page, answer: dict[str, Any]) -> None:
     """The four large figures are those of a check."""
     speed, memory, context, download = (
-        page.locator(f"[data-figure={name}] dd") for name in ("speed", "memory", "context", "download")
+        page.locator(f"[data-figure={name}] dd")
+        for name in ("speed", "memory", "context", "download")
     )
     expect(context).to_have_attribute("title", f"{answer['max_context']:,} tokens")
     expect(context).to_contain_text(f"{answer['max_context'] // 1024}K")
     expect(download).to_have_attribute("title", f"{answer['download_bytes']:,} bytes")
     expect(download).to_contain_text(f"{answer['download_bytes'] / 1e9:.1f} GB")
     expect(memory).to_have_attribute("title", f"{answer['required_bytes']:,} bytes")
-    required, available = (answer[f"{name}_bytes"] / (1 << 30) for name in ("required", "available"))
+    required, available = (
+        answer[f"{name}_bytes"] / (1 << 30) for name in ("required", "available")
+    )
     expect(memory).to_have_text(f"{required:.1f} of {available:.1f} GiB")
     rate = re.search(r"about ([\d.,]+) tokens/s \((.*?)\)", answer["headline"])
     assert rate is not None
@@ -404,7 +409,9 @@ def test_page_without_settings_shows_what_check_says(
 ) -> None:
     """The same sentence and figures, with nothing chosen but the model and the machine."""
     model, *flags = shlex.split(words)
-    query = urlencode([(name[2:], value) for name, value in zip(flags[::2], flags[1::2], strict=True)])
+    query = urlencode(
+        [(name[2:], value) for name, value in zip(flags[::2], flags[1::2], strict=True)]
+    )
     page = wait_for_answer(make_visit().open(f"/model?ref={model}&{query}"))
     capsys.readouterr()
     assert main(["check", model, *flags, "--json"]) == 0
@@ -454,7 +461,9 @@ def test_layout_does_not_shift_while_the_page_loads(
 
 
 def test_settings_are_a_sheet_on_a_phone(make_visit: MakeVisit) -> None:
-    page = wait_for_answer(make_visit(size=PHONE).open(f"/model?ref=qwen3-8b&{MACHINE}&context=4096"))
+    page = wait_for_answer(
+        make_visit(size=PHONE).open(f"/model?ref=qwen3-8b&{MACHINE}&context=4096")
+    )
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     sheet = page.get_by_role("dialog", name="Settings")
     expect(sheet).to_be_hidden()

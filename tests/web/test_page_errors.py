@@ -25,7 +25,6 @@ from tests.web.model_pages import (
 )
 from tests.web.serving import ask, start_process, stuck_hub
 
-
 # A reference, and part of the message.
 REFUSED = (
     ("acme/no-such-model", "acme/no-such-model"),
@@ -216,7 +215,7 @@ def test_progress_is_shown_until_all_answers_arrive(make_visit: MakeVisit) -> No
     expect(page.get_by_role("status").get_by_role("progressbar")).to_be_visible()
     release(page, "catalog/*", requests)
     wait_until_ready(page)
-    assert page.title() == "qwen3-8b - EdgeKit"
+    assert page.title() == "Qwen3 8B - EdgeKit"
 
 
 def test_failed_list_of_models_can_be_tried_again(make_visit: MakeVisit) -> None:
