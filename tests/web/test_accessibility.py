@@ -13,12 +13,10 @@ FILE = ".".join((*DENSE, "gguf"))
 # Address of a page -> an element that exists once the page is complete.
 MAIN_PAGES = {
     f"/model?ref={FILE}&{MACHINE}&context=8192": "html[data-fit=ready] [role=radiogroup]",
-    f"/compare?ref=qwen3-8b&ref=qwen3-32b&ref=missing.gguf&{MACHINE}": "main section:nth-of-type(2) [role=img]",
 }
 PAGES = MAIN_PAGES | {
     "/model": "main h2",
     f"/model?ref=broken.gguf&{MACHINE}": "main [role=alert]",
-    f"/hardware?{MACHINE}": "main h2",
     "/api/docs": "main h2",
 }
 
@@ -32,7 +30,7 @@ def test_page_has_no_severe_accessibility_fault(path: str, make_visit: MakeVisit
 
 CONTROLS = {
     f"/model?ref={FILE}&{MACHINE}&batch=1024": {"set-quant", "set-engine", "context-slider", "context", "set-cache", "set-n_gpu_layers"},
-    f"/compare?ref=qwen3-8b&ref=qwen3-14b&{MACHINE}": {"compare-context", "compare-model-0", "compare-engine-1"},
+    f"/compare?ref=qwen3-8b&ref=qwen3-14b&{MACHINE}": {"compare-context"},
 }  # fmt: skip
 
 
@@ -43,7 +41,7 @@ def test_tab_key_reaches_every_control(path: str, make_visit: MakeVisit) -> None
 
 def test_touch_targets_on_a_phone_are_at_least_40_px_high(make_visit: MakeVisit) -> None:
     page = make_visit(size=PHONE).open(f"/compare?ref=qwen3-8b&ref=qwen3-14b&{MACHINE}")
-    expect(page.get_by_role("button", name="Copy command").first).to_be_visible()
+    expect(page.get_by_role("button", name="Copy the command of Qwen3 14B")).to_be_visible()
     small: list[str] = page.evaluate(
         """[...document.querySelectorAll("button, select, input:not([type=checkbox], [type=range])")]
         .filter(node => node.checkVisibility() && node.getBoundingClientRect().height < 40).map(node => node.outerHTML.slice(0, 100))"""

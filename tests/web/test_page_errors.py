@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from urllib.parse import quote, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Response, expect
-from playwright.sync_api import Error as PlaywrightError
+from playwright.sync_api import Browser, Page, Response, expect
 from tests.hub.raw_server import RawServer
 from tests.web.browser import PHONE, UNREACHABLE, new_visit, script
 from tests.web.conftest import MACHINE, MakeVisit, Site
@@ -141,19 +139,6 @@ def test_opening_from_a_slow_server_can_be_cancelled(
     wait_until_ready(page)
 
 
-def test_column_of_compare_can_be_cancelled_and_tried_again(
-    make_visit: MakeVisit, silent_server: RawServer
-) -> None:
-    slow = quote(f"{silent_server.address}/slow.gguf", safe="")
-    page = make_visit().open(f"/compare?ref=qwen3-8b&ref={slow}&{MACHINE}")
-    columns = page.get_by_role("main").locator("section")
-    expect(columns.nth(0)).to_contain_text("Fits")
-    columns.nth(1).get_by_role("button", name="Cancel").press("Enter")
-    expect(columns.nth(1).get_by_role("alert")).to_contain_text("Cancelled")
-    columns.nth(1).get_by_role("button", name="Try again").press("Enter")
-    expect(columns.nth(1).get_by_role("button", name="Cancel")).to_be_focused()
-
-
 def test_private_address_is_refused_without_allow_private(browser: Browser, site: Site) -> None:
     with start_process(env=site.environment) as server:
         visit = new_visit(browser, server.address, expected_faults=(r"status of 403",))
@@ -239,52 +224,6 @@ def test_failed_list_of_models_can_be_tried_again(make_visit: MakeVisit) -> None
     try_again.press("Enter")
     expect(page.get_by_role("alert")).to_be_hidden()
     expect(page.get_by_role("main").locator(".count")).to_be_focused()
-
-
-def test_late_error_of_another_machine_is_not_shown(make_visit: MakeVisit) -> None:
-    page = make_visit(expected_faults=(r"status of 503",)).open("/hardware")
-    machine = page.get_by_role("region", name=re.compile("^(This|Checked) machine"))
-    expect(machine.first).to_be_visible()
-    requests = hold(page, "hardware?device=H100*")
-    choose_machine(page, device=["H100"])
-    wait_for_request(page, requests)
-    choose_machine(page, device=["RTX 4090"], ram="64G")
-    summary = page.locator(".machine-told")
-    expect(summary).to_contain_text("22.5 GiB VRAM")
-    for route in requests:
-        with suppress(PlaywrightError):  # the page has cancelled it
-            route.fulfill(status=503, json={"error": {"type": "E", "message": "of another"}})
-    page.wait_for_timeout(200)
-    expect(summary).to_contain_text("22.5 GiB VRAM")
-    expect(page.get_by_role("main")).not_to_contain_text("of another")
-    page.unroute("**/api/v1/hardware?device=H100*")
-    busy = {"error": {"type": "E", "message": "too busy"}}
-    page.route("**/api/v1/hardware*", lambda route: route.fulfill(status=503, json=busy), times=2)
-    choose_machine(page, device=["H100"])
-    page.get_by_role("button", name="Try again").press("Enter")
-    expect(page.get_by_role("region", name="Checked machine: H100")).to_be_visible()
-    expect(page.get_by_role("alert")).to_have_count(0)
-
-
-def test_compare_does_not_show_pending_values_as_unknown(make_visit: MakeVisit) -> None:
-    """ "Unknown" is shown only after the plan has failed, not while it is made, nor if the model cannot run."""
-    page = make_visit(expected_faults=(r"status of (422|503)",)).open("/compare")
-    requests = hold(page, "jobs/plan")
-    go(page, "/compare?ref=qwen3-32b&ref=qwen3-8b&engine=llama.cpp,mlx&device=RTX+3060+12GB&ram=8G")
-    wait_for_request(page, requests)
-    columns = page.get_by_role("main").locator("section")
-    expect(row(columns.nth(0), "Speed (one request)")).to_have_text("...")
-    expect(row(columns.nth(0), "Max context")).to_contain_text("None")
-    expect(columns.nth(1)).to_contain_text("Cannot run")
-    expect(columns.nth(1)).not_to_contain_text("Unknown")
-    for route in requests:
-        route.fulfill(status=503, json={"error": {"type": "E", "message": "no"}})
-    expect(row(columns.nth(0), "Speed (one request)")).to_have_text("Unknown")
-
-
-def row(column: Locator, label: str) -> Locator:
-    named = column.page.get_by_text(label, exact=True)
-    return column.locator("dl > div").filter(has=named).locator("dd")
 
 
 def test_server_stopped_banner_is_visible_on_a_scrolled_page(make_visit: MakeVisit) -> None:

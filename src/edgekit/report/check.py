@@ -20,11 +20,16 @@ from edgekit.bill.types import (
     Verdict,
 )
 from edgekit.engines import engine_named
+from edgekit.engines.choices import AS_NAMED
 from edgekit.engines.commands import Command
 from edgekit.engines.flags import typed
 from edgekit.errors import UsageError, printable
+from edgekit.index import entry_with_id
+from edgekit.index.quality import weights_loss
+from edgekit.index.titles import title_of
 from edgekit.machine.types import HOST, Device, Machine, together_bytes
 from edgekit.machine.what_if import IDLE
+from edgekit.model.inspect import count_parameters
 from edgekit.plan.choice import FEWER_BITS, download_bytes, is_too_short, runs_on, unchecked_bytes
 from edgekit.report.bill import asked_words, basis_rows, bill_json
 from edgekit.report.hardware import budget_json, machine_json
@@ -58,6 +63,7 @@ from edgekit.units import GIB, MIB, format_download, rate_figure
 if TYPE_CHECKING:
     from edgekit.app.check import Check
     from edgekit.app.fit import Fit
+    from edgekit.index.types import Entry
 
 VERDICTS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does not fit"}
 K_TOKENS = 1024
@@ -504,12 +510,17 @@ _CONTEXT_FIELDS = (
 def check_json(check: Check) -> Json:
     """The whole answer, with the estimate that it is based on."""
     result, bill = check.result, check.bill
+    is_named = check.is_remote or bill.from_index  # a local file may have the name of another model
+    entry = entry_with_id(bill.label) if is_named else None
     return {
         "schema": SCHEMA,
         **fields(bill, "model=label reference"),
+        "title": title_of(entry) if entry is not None else None,
         "headline": headline(result, from_name=check.is_assumed),
         **fields(result, _CONTEXT_FIELDS),
         "download_bytes": download_bytes(result) if check.is_remote else None,
+        **_parameters_json(check),
+        "loss": _loss_json(check, entry),
         "step": result.step,
         "speed": speed_json(result),
         **waits_json(result),
@@ -518,6 +529,7 @@ def check_json(check: Check) -> Json:
         "engine": {"name": result.engine, "version": bill.version or None},
         "machine": machine_json(result.machine),
         "budgets": [use_json(use) for use in result.uses],
+        "bars": bars_json(result.uses, result.estimate),
         "way": result.way.because,
         **place_json(result),
         "embeds": embeds(result),
@@ -531,6 +543,26 @@ def check_json(check: Check) -> Json:
         "command": (bill.command or None) if result.can_load else None,
         "commands": commands_json(check.ready),
         "notes": [*result.machine.notes, *bill.notes, *bill.estimate.notes],
+    }
+
+
+def _parameters_json(check: Check) -> Json:
+    """How many parameters the model has, and how many of them a token uses; null if only a name is known."""
+    geometry = check.bill.geometry
+    total, active = (geometry and count_parameters(geometry)) or (None, None)
+    return {"parameters": total, "active_parameters": active}
+
+
+def _loss_json(check: Check, entry: Entry | None) -> Json | None:
+    """Points of quality that the weights lose against those that were released; null if unknown."""
+    quant = check.result.quantization
+    if not quant or quant == AS_NAMED:
+        return None
+    native = "MXFP4" if entry is not None and entry.size("MXFP4_MOE") is not None else None
+    loss = weights_loss(quant, native=native)
+    return {
+        **fields(loss, "value low high source?"),
+        "basis": loss.basis.value,
     }
 
 

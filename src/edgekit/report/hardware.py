@@ -26,6 +26,7 @@ from edgekit.machine.types import (
 )
 from edgekit.report.bill import ranges
 from edgekit.report.json import SCHEMA, Json, error_json, fields
+from edgekit.report.machine_label import machine_label
 from edgekit.report.text import (
     PLAIN,
     Screen,
@@ -324,6 +325,7 @@ def machine_json(machine: Machine) -> Json:
         host_json = {**fields(host, _HOST_FIELDS), "limits": limits}
     return {
         **fields(machine, "name system processor? cores what_if"),
+        "label": machine_label(machine),
         "instructions": sorted(machine.instructions),
         "host": host_json,
         "devices": [

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.index.titles import publisher_of, title_of
 from edgekit.index.types import Entry
+from edgekit.plan.recommend import suits_task
 from edgekit.report.json import SCHEMA, fields
 from edgekit.report.machine_label import machine_label
 from edgekit.web.types import Json
@@ -34,13 +35,18 @@ def home_json(deck: DeckView, *, known: int) -> Json:
         "known": known,
         "picks": None if picks is None else list(picks),
         "models": [
-            _model_json(entry, deck.cards.get(entry.id), is_pick=entry.id in (picks or ()))
+            _model_json(
+                entry,
+                deck.cards.get(entry.id),
+                is_for_task=suits_task(entry, deck.task),
+                is_pick=entry.id in (picks or ()),
+            )
             for entry in deck.entries
         ],
     }
 
 
-def _model_json(entry: Entry, card: Json | None, *, is_pick: bool) -> Json:
+def _model_json(entry: Entry, card: Json | None, *, is_for_task: bool, is_pick: bool) -> Json:
     return {
         "id": entry.id,
         "title": title_of(entry),
@@ -48,6 +54,7 @@ def _model_json(entry: Entry, card: Json | None, *, is_pick: bool) -> Json:
         **fields(entry, "repository parameters active_parameters"),
         "kinds": [kind.value for kind in entry.kinds],
         **fields(entry, "licence released"),
+        "is_for_task": is_for_task,
         "card": card if card is None or is_pick else _short_card(card),
     }
 

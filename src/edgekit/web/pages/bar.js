@@ -68,7 +68,7 @@ export function legend(bars) {
   if (bars.some((b) => b.reserve_bytes > 0)) rows.push(["reserve", BARS.reserve]);
   rows.push(["limit", BARS.limit]);
   const items = rows.map(([className, text]) =>
-    el("li", {}, el("span", { class: `swatch ${className}`, "aria-hidden": "true" }), text),
+    el("li", {}, el("span", { class: `swatch ${className}`, "aria-hidden": "true" }), text)
   );
   return el("ul", { class: "legend" }, items);
 }
@@ -101,7 +101,7 @@ function inWords(b) {
 function stripe(className, from, size, whole) {
   const node = el("span", { class: className });
   node.style.left = share(from, whole);
-  node.style.width = share(size, whole);
+  node.style.width = share(Math.max(0, Math.min(size, whole - from)), whole); // a fixed scale may be too short
   return node;
 }
 
@@ -124,9 +124,9 @@ function stripes(b, whole) {
   ];
 }
 
-/** The track alone: parts, and one mark at what is usable. `scale`: bytes of the whole width. */
+/** The track alone: parts, and one mark at what is usable. `scale`: bytes of the whole width; what is longer is cut. */
 export function track(b, { scale } = {}) {
-  const whole = Math.max(scale ?? 0, totalOf(b), b.required_bytes);
+  const whole = scale ?? Math.max(totalOf(b), b.required_bytes);
   const limit = el("span", { class: "mark limit" });
   limit.style.left = share(b.available_bytes, whole);
   return el("div", { class: "track", role: "img", "aria-label": inWords(b) }, stripes(b, whole), limit);
@@ -138,7 +138,13 @@ export function bar(b, options) {
   const caption = el(
     "figcaption",
     {},
-    el("span", { class: "bar-name" }, b.memory, " ", el("strong", { text: BARS.sum(b.required_bytes, b.available_bytes) })),
+    el(
+      "span",
+      { class: "bar-name" },
+      b.memory,
+      " ",
+      el("strong", { text: BARS.sum(b.required_bytes, b.available_bytes) }),
+    ),
     el("span", { class: "bar-left", text: left >= 0 ? BARS.left(gib(left)) : BARS.missing(gib(-left)) }),
   );
   return el("figure", { class: "bar", "data-status": b.status ?? "passed" }, caption, track(b, options));

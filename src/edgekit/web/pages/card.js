@@ -1,98 +1,89 @@
-// One model of the catalog as a card: made once, changed in place when its verdict comes.
+// One of the best models as a large card: made once, filled in place.
 
 import { bar, verdict } from "./bar.js";
-import { el } from "./dom.js";
-import { isFitting } from "./filters.js";
-import { tokens } from "./format.js";
-import { CARD, COMMON, HOME } from "./texts.js";
+import { compareBox } from "./compared.js";
+import { copy, el } from "./dom.js";
+import { decisiveBar, speedOf } from "./filters.js";
+import { figure, gb, rateInterval, tokens, wholeK } from "./format.js";
+import { CARD, HOME } from "./texts.js";
 
-const BARS = 2; // memories shown on a card, the fullest ones
-const FACTS = [
-  [CARD.quantization, (card) => card.variant && (card.is_good ? card.variant : CARD.lowQuality(card.variant))],
-  [CARD.context, (card) => card.context_tokens && tokens(card.context_tokens)],
-  [CARD.cache, (card) => card.cache],
-  [CARD.speed, (card) => card.speed && speed(card.speed)],
-];
+const skeleton = (className) => el("span", { class: `skeleton ${className}`, "aria-hidden": "true" });
 
-/** One figure to remember, its interval in small. */
-function speed({ typical, decode }) {
-  return [CARD.speedValue(typical), " ", el("small", { class: "muted", text: CARD.speedInterval(decode) })];
+/** "Google · chat, vision · Mar 2025". */
+function aboutOf(model) {
+  return [model.publisher, model.kinds.join(", "), model.released && CARD.month(model.released)].filter(Boolean).join(" · ");
 }
 
-/** Family, size, tasks, licence: what is known without a machine. */
-function what(model) {
-  const isSparse = model.active_parameters && model.active_parameters < model.parameters;
-  const said = [
-    model.family !== model.id && model.family,
-    model.parameters && COMMON.parameters(model.parameters),
-    isSparse && COMMON.active(model.active_parameters),
-    model.kinds.join(", "),
-    model.licence,
-    model.released?.slice(0, 7),
+/** "tokens/s (36-55)": the range is not broken over two lines. */
+const speedLabel = (range) => [CARD.speed, " ", range && el("span", { class: "range", text: CARD.range(range) })];
+
+/** What the three figures show: [value, label, title]. */
+function figuresOf({ model, card }) {
+  const speed = speedOf({ model, card });
+  const isReader = model.kinds.includes("embedding");
+  const range = card.speed && !isReader ? rateInterval(card.speed.decode) : "";
+  return [
+    [speed === null ? HOME.noValue : HOME.about(figure(speed)), speedLabel(range), HOME.interval(range)],
+    [card.download_bytes ? gb(card.download_bytes) : HOME.noValue, CARD.download(card.variant), ""],
+    [card.max_context ? wholeK(card.max_context) : HOME.noValue, CARD.context, HOME.tokens(tokens(card.max_context ?? 0))],
   ];
-  const bits = said.filter(Boolean);
-  return bits.map((text, at) => [el("span", { class: "bit", text: at < bits.length - 1 ? `${text} ·` : text }), " "]);
 }
 
-function working(text) {
-  return el("span", { class: "verdict verdict-working", text });
-}
+const NO_FIGURES = [CARD.speed, CARD.download(""), CARD.context].map((label) => [null, label, ""]);
 
-/** The bars that decide: the fullest memories, in their order. */
-function decisive(bars) {
-  const fullest = [...bars].sort((a, b) => (b.utilization ?? 0) - (a.utilization ?? 0)).slice(0, BARS);
-  return bars.filter((one) => fullest.includes(one));
-}
-
-function memories(bars) {
-  const shown = decisive(bars).map((one) => bar(one));
-  const left = bars.length - shown.length;
-  if (left === 0) return shown;
-  return [...shown, el("p", { class: "muted small", text: CARD.moreMemories(left) })];
-}
-
-function factRows() {
-  const values = FACTS.map(() => el("dd", { text: CARD.unknown }));
-  const rows = FACTS.map(([label], at) => el("div", {}, el("dt", { text: label }), values[at]));
-  return { list: el("dl", { class: "facts" }, rows), values };
-}
-
-function compareBox(model, onCompare) {
-  const box = el("input", { type: "checkbox", onchange: () => onCompare(box.checked) });
-  const words = el("span", {}, HOME.compare, el("span", { class: "offscreen", text: ` ${model.id}` }));
-  return { box, label: el("label", { class: "check compare-check" }, box, words) };
-}
-
-/** {node, link, box, judge(card), wait(text)}. */
-export function makeCard(model, onCompare) {
-  const link = el("a", { text: model.id });
-  const badge = el("div", { class: "card-badge" });
-  const { list, values } = factRows();
-  const room = el("div", { class: "card-bars" });
-  const told = el("p", { class: "card-told small muted" });
-  const { box, label } = compareBox(model, onCompare);
-  const node = el(
-    "li",
-    { class: "card", "data-id": model.id },
-    el("div", { class: "card-head" }, el("h2", {}, link), badge),
-    el("p", { class: "card-what small muted" }, what(model)),
-    list,
-    room,
-    el("div", { class: "card-foot" }, told, label),
+function figures(rows) {
+  const parts = rows.map(([value, label, title]) =>
+    el("div", { title }, el("dt", {}, label), el("dd", {}, value ?? skeleton("skeleton-figure"))),
   );
-  const judge = (card) => {
-    node.dataset.status = card.status;
-    badge.replaceChildren(verdict(card.status, card.engine));
-    FACTS.forEach(([, valueOf], at) => values[at].replaceChildren(...[valueOf(card) || CARD.unknown].flat()));
-    room.replaceChildren(...memories(card.bars));
-    told.textContent = isFitting(card) ? card.way || card.told : card.told; // the rest of it stands above
+  return el("dl", { class: "pick-figures" }, parts);
+}
+
+/** The command to the clipboard; where there is none, the page that says how to run it. */
+function runButton({ model, card }, href) {
+  if (!card) return el("button", { type: "button", class: "primary", disabled: true, text: CARD.copyCommand });
+  if (!card.command) return el("a", { class: "button primary", href, text: CARD.howToRun });
+  const press = ({ currentTarget }) => copy(card.command, currentTarget);
+  const label = CARD.copyNamed(model.title);
+  return el("button", { type: "button", class: "primary", title: card.command, "aria-label": label, text: CARD.copyCommand, onclick: press });
+}
+
+function memory(card) {
+  const one = decisiveBar(card);
+  if (one) return bar(one);
+  return el("div", { class: "bar" }, el("p", { class: "bar-empty" }, skeleton("skeleton-line")), el("div", { class: "track" }, skeleton("skeleton-track")));
+}
+
+/** {node, show(item), showCompared()}: one place among the best; show(null) while it is not known. */
+export function makePick(linkOf) {
+  const node = el("li", { class: "panel pick" });
+  let box = null;
+  const show = (item) => {
+    const isInside = node.contains(document.activeElement);
+    const href = item ? linkOf(item) : "";
+    const card = item?.card ?? null;
+    box = item ? compareBox(item.model) : null;
+    node.dataset.pick = item?.model.id ?? "";
+    node.dataset.status = card?.status ?? "working";
+    node.replaceChildren(
+      el(
+        "div",
+        { class: "pick-top" },
+        card ? verdict(card.status, card.engine, card.runs_on) : skeleton("skeleton-verdict"),
+        box?.label,
+      ),
+      el("h3", { class: "pick-title" }, item ? el("a", { href, text: item.model.title }) : skeleton("skeleton-title")),
+      el("p", { class: "muted small pick-about", title: item && aboutOf(item.model) }, item ? aboutOf(item.model) : skeleton("skeleton-line")),
+      figures(card ? figuresOf(item) : NO_FIGURES),
+      memory(card),
+      el(
+        "div",
+        { class: "buttons pick-buttons" },
+        runButton(item ?? { card: null }, href),
+        item && el("a", { class: "button", href, "aria-label": CARD.detailsNamed(item.model.title), text: CARD.details }),
+      ),
+    );
+    if (isInside) (node.querySelector("a") ?? node).focus({ preventScroll: true });
   };
-  const wait = (text) => {
-    node.dataset.status = "working";
-    badge.replaceChildren(working(text));
-    room.replaceChildren(el("div", { class: "track empty" }, el("span", { class: "room" })));
-    for (const value of values) value.textContent = CARD.unknown;
-    told.textContent = "";
-  };
-  return { node, link, box, judge, wait };
+  show(null);
+  return { node, show, showCompared: () => box?.show() };
 }

@@ -1,4 +1,4 @@
-// Which cards are shown, in which order; all of it in the address.
+// Which models the home page shows, in which order; all of it is in the address.
 
 import { el } from "./dom.js";
 import { COMPARED, engineLabel } from "./engines.js";
@@ -6,134 +6,223 @@ import { COMMON, HOME } from "./texts.js";
 
 const SIZES = [1e9, 2e9, 4e9, 8e9, 14e9, 32e9, 72e9, 130e9, 400e9];
 const FITTING = new Set(["passed", "warning"]);
-const ORDER = { passed: 0, warning: 1, failed: 2, refused: 3 }; // what is not judged yet comes after them
+const MAX_TYPED = 200;
+const HUB = /^https?:\/\/(?:www\.)?(?:huggingface\.co|hf\.co)\//i;
 
-/** What can be set, and what it is where the address says nothing. */
-export const DEFAULTS = { q: "", kind: "", size: "", family: "", fits: "", sort: "best", engine: COMPARED[0] };
+/** What can be chosen, and the value where the address has none. */
+export const DEFAULTS = { task: "chat", q: "", size: "", publisher: "", fits: "", sort: "best", engine: COMPARED[0] };
 
 const plain = (text) => text.toLowerCase().replace(/[^a-z0-9.]+/g, " ").trim();
+const joined = (text) => text.replace(/[^a-z0-9]+/g, "");
 
-/** All the words a model can be found by. */
+/** All the words a model can be found by, and the same without spaces: "llama3.1" finds Llama 3.1. */
 export function textOf(model) {
-  const said = [model.id, model.family, model.architecture, model.repository, ...model.kinds];
-  return plain(said.filter(Boolean).join(" "));
+  const words = [model.title, model.id, model.publisher, model.repository, ...model.kinds];
+  const text = plain(words.filter(Boolean).join(" "));
+  return `${text} ${joined(text)}`;
 }
 
-export const isFitting = (card) => card !== null && FITTING.has(card.status);
+export const isFitting = (card) => Boolean(card) && FITTING.has(card.status);
 
-const place = (item) => (item.card ? ORDER[item.card.status] : 4);
-const speedOf = (item) => item.card?.speed?.typical ?? -1;
-const contextOf = (item) => (isFitting(item.card) ? (item.card.context_tokens ?? -1) : -1);
-const sizeOf = (item) => item.model.parameters ?? 0;
-const dayOf = (item) => item.model.released ?? item.model.not_before ?? "";
-const { compare: inOrder } = new Intl.Collator("en", { numeric: true }); // made once: it is asked thousands of times
-const byName = (a, b) => inOrder(a.model.id, b.model.id);
-const asText = (a, b) => Number(a > b) - Number(a < b);
-const fitFirst = (a, b) => Number(isFitting(b.card)) - Number(isFitting(a.card));
-const first = (key) => (a, b) => Number(b.card?.[key] ?? 0) - Number(a.card?.[key] ?? 0);
-const MERITS = [fitFirst, first("is_good"), first("is_notable"), first("worth")]; // as `edgekit recommend` goes by them
-const byMerit = (a, b) => MERITS.reduce((found, merit) => found || merit(a, b), 0);
+const fullness = (bar) => (bar && bar.available_bytes > 0 ? bar.required_bytes / bar.available_bytes : -1);
 
-/** Name in the address -> which of two comes first. */
+/** The memory that decides: the fullest one. */
+export function decisiveBar(card) {
+  return (card?.bars ?? []).reduce((most, one) => (fullness(one) > fullness(most) ? one : most), null);
+}
+
+/** Typical tokens per second; of an embedding model, tokens read per second. */
+export function speedOf({ model, card }) {
+  const isReader = model.kinds.includes("embedding");
+  const typical = isReader ? card?.speed?.prefill_typical : card?.speed?.typical;
+  return typical ?? null;
+}
+
+const { compare: inOrder } = new Intl.Collator("en", { numeric: true }); // made once: it is called thousands of times
+const ofFitting = (value) => (item) => (isFitting(item.card) ? (value(item.card) ?? null) : null);
+
+/** The columns and other keys to sort by: the value of a model (null: not known), and whether the largest comes first. */
 const SORTS = {
-  best: (a, b) => byMerit(a, b) || place(a) - place(b),
-  largest: (a, b) => sizeOf(b) - sizeOf(a),
-  smallest: (a, b) => sizeOf(a) - sizeOf(b),
-  fastest: (a, b) => speedOf(b) - speedOf(a),
-  context: (a, b) => contextOf(b) - contextOf(a),
-  name: byName,
-  newest: (a, b) => asText(dayOf(b), dayOf(a)),
+  name: { value: ({ model }) => model.title },
+  speed: { value: speedOf, isDown: true, isJudged: true },
+  download: { value: ({ card }) => card?.download_bytes || null, isJudged: true },
+  context: { value: ofFitting((card) => card.max_context), isDown: true, isJudged: true },
+  memory: { value: ({ card }) => decisiveBar(card)?.required_bytes ?? null, isJudged: true },
+  parameters: { value: ({ model }) => model.parameters ?? null, isDown: true },
+  released: { value: ({ model }) => model.released ?? null, isDown: true },
 };
 
-/** The order of the cards; what is equal goes by its name. */
-export function sorted(items, sort) {
-  return [...items].sort((a, b) => SORTS[sort](a, b) || byName(a, b));
+/** "-speed" -> {name: "speed", isReversed: true}. */
+export function sortOf(sort) {
+  const isReversed = sort.startsWith("-");
+  return { name: isReversed ? sort.slice(1) : sort, isReversed };
 }
 
-/** Whether a card is shown; "fits only" is asked apart, for the count. */
+/** Whether the order depends on the answers for this machine. */
+export const needsAnswers = (sort) => sort === "best" || Boolean(SORTS[sortOf(sort).name].isJudged);
+
+/** "ascending" or "descending" for a column that is sorted by, else null. */
+export function direction(sort, column) {
+  const { name, isReversed } = sortOf(sort);
+  if (name !== column) return null;
+  return Boolean(SORTS[name].isDown) === isReversed ? "ascending" : "descending";
+}
+
+/** The sort after a press on a column's head: its usual direction, then the other one. */
+export const pressed = (sort, column) => (sort === column ? `-${column}` : column);
+
+function byValue({ value, isDown = false }, isReversed) {
+  const sign = isDown === isReversed ? 1 : -1;
+  return (a, b) => {
+    const [one, other] = [value(a), value(b)];
+    if (one === null || other === null) return Number(one === null) - Number(other === null);
+    return sign * (typeof one === "string" ? inOrder(one, other) : one - other);
+  };
+}
+
+const first = (key) => (a, b) => Number(b.card?.[key] ?? 0) - Number(a.card?.[key] ?? 0);
+const fitFirst = (a, b) => Number(isFitting(b.card)) - Number(isFitting(a.card));
+const MERITS = [fitFirst, first("is_good"), first("is_notable"), first("worth")]; // as `edgekit recommend` ranks
+
+function picksFirst(picks) {
+  const places = new Map(picks.map((id, at) => [id, at]));
+  const placeOf = ({ model }) => places.get(model.id) ?? picks.length;
+  return (a, b) => placeOf(a) - placeOf(b);
+}
+
+/** The picks, then the others by merit. */
+function byMerit(picks) {
+  const merits = [picksFirst(picks), ...MERITS];
+  return (a, b) => merits.reduce((found, merit) => found || merit(a, b), 0);
+}
+
+/** Items in the order of the chosen sort. Where it says nothing they stay as they are: in the shipped order. */
+export function sorted(items, sort, { picks, isComplete }) {
+  const { name, isReversed } = sortOf(sort);
+  if (name === "best") return [...items].sort(isComplete ? byMerit(picks ?? []) : picksFirst(picks ?? []));
+  return [...items].sort(byValue(SORTS[name], isReversed));
+}
+
+/** Whether a model is shown: those of the task, or any that was searched for. One not judged yet may fit. */
 export function matcher(state) {
-  const words = plain(state.q).split(" ").filter(Boolean);
+  const words = plain(state.q.trim().replace(HUB, "")).split(" ").filter(Boolean);
+  const whole = joined(words.join(""));
   const most = Number(state.size) || Infinity;
-  return ({ model, text }) =>
-    words.every((word) => text.includes(word)) &&
-    (!state.kind || model.kinds.includes(state.kind)) &&
-    (!state.family || model.family === state.family) &&
-    sizeOf({ model }) <= most;
+  return ({ model, card, text }) =>
+    (words.every((word) => text.includes(word)) || text.includes(whole)) &&
+    (model.is_for_task || whole !== "") &&
+    (!state.publisher || model.publisher === state.publisher) &&
+    (model.parameters ?? 0) <= most &&
+    (!state.fits || card === null || isFitting(card));
 }
 
-/** The address's parameters, where they mean something. */
+export const isFiltered = (state) => ["q", "size", "publisher", "fits"].some((name) => state[name]);
+
+/** The address's parameters, where they are valid. */
 export function stateOf(query) {
   const state = { ...DEFAULTS };
   for (const name of Object.keys(DEFAULTS)) state[name] = query.get(name) ?? DEFAULTS[name];
-  if (!Object.hasOwn(SORTS, state.sort)) state.sort = DEFAULTS.sort;
+  if (state.sort !== "best" && !Object.hasOwn(SORTS, sortOf(state.sort).name)) state.sort = DEFAULTS.sort;
+  if (!Object.hasOwn(HOME.tasks, state.task)) state.task = DEFAULTS.task;
   if (!SIZES.includes(Number(state.size))) state.size = "";
   if (!COMPARED.includes(state.engine)) state.engine = DEFAULTS.engine;
-  state.q = state.q.slice(0, 200);
+  state.q = state.q.slice(0, MAX_TYPED);
+  state.publisher = state.publisher.slice(0, MAX_TYPED);
   return state;
 }
 
-/** What differs from the usual, for the address. */
+/** What differs from the defaults, for the address. */
 export function queryOf(state) {
   return Object.entries(state).filter(([name, value]) => value && value !== DEFAULTS[name]);
 }
 
-export const isFiltered = (state) => ["q", "kind", "size", "family", "fits"].some((name) => state[name]);
-
-function choice(state, name, label, options, onChange) {
-  const id = `filter-${name}`;
-  const take = () => ((state[name] = pick.value), onChange(name));
-  const pick = el("select", { id, onchange: take }, options.map(optionOf));
-  pick.value = state[name];
-  if (pick.selectedIndex < 0) pick.value = state[name] = "";
-  return el("div", { class: "field" }, el("label", { htmlFor: id, text: label }), pick);
-}
-
 const optionOf = ([value, text]) => el("option", { value, text });
 
-function families(models) {
-  const names = [...new Set(models.map((model) => model.family))].filter(Boolean);
-  return names.sort(inOrder).map((name) => [name, name]);
+function menu(id, label, options, value, onpick) {
+  const pick = el("select", { id, class: "small-menu", "aria-label": label, onchange: () => onpick(pick.value) });
+  pick.append(...options.map(optionOf));
+  pick.value = value;
+  return pick;
 }
 
-function searchField(state, onChange) {
-  const field = el("input", {
-    id: "filter-q",
-    type: "search",
-    value: state.q,
-    placeholder: HOME.searchExample,
-    autocomplete: "off",
-    maxLength: 200,
-    oninput: () => ((state.q = field.value), onChange("q")),
-  });
-  return el("div", { class: "field wide" }, el("label", { htmlFor: "filter-q", text: HOME.search }), field);
+/** One chip per task; the chosen one is pressed. onChange(name) after state[name] was set. */
+export function taskChips(state, onChange) {
+  const chips = Object.entries(HOME.tasks).map(([task, text]) =>
+    el("button", { type: "button", class: "chip", text, "data-task": task, onclick: () => choose(task) }),
+  );
+  const mark = () => {
+    for (const chip of chips) chip.setAttribute("aria-pressed", String(chip.dataset.task === state.task));
+  };
+  const choose = (task) => {
+    if (state.task === task) return;
+    state.task = task;
+    mark();
+    onChange("task");
+  };
+  mark();
+  return el("div", { class: "chip-line", role: "group", "aria-label": HOME.task }, chips);
+}
+
+/** Which engine the answers are for. */
+export function engineMenu(state, onChange) {
+  const options = COMPARED.map((name) => [name, HOME.forEngine(engineLabel(name))]);
+  return menu("home-engine", COMMON.engine, options, state.engine, (value) => ((state.engine = value), onChange("engine")));
+}
+
+/** The menu of orders; a reversed one, which only a column's head sets, is added while it is chosen. */
+function sortMenu(state, onChange) {
+  const pick = menu("filter-sort", HOME.sort, [], "", (value) => ((state.sort = value), onChange("sort")));
+  const show = () => {
+    const options = Object.entries(HOME.sorts);
+    const { name, isReversed } = sortOf(state.sort);
+    if (isReversed) options.push([state.sort, HOME.reversed(HOME.sorts[name])]);
+    pick.replaceChildren(...options.map(optionOf));
+    pick.value = state.sort;
+  };
+  show();
+  return { node: pick, show };
 }
 
 function fitsOnly(state, onChange) {
-  const box = el("input", {
-    type: "checkbox",
-    id: "filter-fits",
-    checked: Boolean(state.fits),
-    onchange: () => ((state.fits = box.checked ? "1" : ""), onChange("fits")),
+  const take = () => ((state.fits = box.checked ? "1" : ""), onChange("fits"));
+  const box = el("input", { type: "checkbox", id: "filter-fits", checked: Boolean(state.fits), onchange: take });
+  return { node: el("label", { class: "check" }, box, HOME.fitsOnly), show: () => (box.checked = Boolean(state.fits)) };
+}
+
+/** Parameters and publisher: on a narrow window behind a button. */
+function moreFilters(state, onChange) {
+  const sizes = [["", HOME.anySize], ...SIZES.map((size) => [String(size), HOME.upTo(size)])];
+  const size = menu("filter-size", HOME.size, sizes, state.size, (value) => ((state.size = value), onChange("size")));
+  const take = (value) => ((state.publisher = value), onChange("publisher"));
+  const publisher = menu("filter-publisher", HOME.publisher, [], "", take);
+  const panel = el("div", { class: "more-filters", id: "more-filters" }, size, publisher);
+  const toggle = el("button", {
+    type: "button",
+    class: "small more-toggle",
+    text: HOME.moreFilters,
+    "aria-controls": panel.id,
+    "aria-expanded": "false",
+    onclick: () => toggle.setAttribute("aria-expanded", String(panel.classList.toggle("open"))),
   });
-  return el("label", { class: "check" }, box, HOME.fitsOnly);
+  const show = (models) => {
+    const names = new Set(models.map((model) => model.publisher).filter(Boolean));
+    if (state.publisher) names.add(state.publisher);
+    const rows = [...names].sort(inOrder).map((name) => [name, name]);
+    publisher.replaceChildren(...[["", HOME.anyPublisher], ...rows].map(optionOf));
+    publisher.value = state.publisher;
+    size.value = state.size;
+  };
+  return { nodes: [toggle, panel], show };
 }
 
-/** The controls; onChange(name) after state[name] was set. */
-export function controls(state, models, onChange) {
-  const sizes = SIZES.map((size) => [String(size), HOME.upTo(size)]);
-  return el(
-    "form",
-    { class: "filters", "aria-label": HOME.filters, onsubmit: (event) => event.preventDefault() },
-    searchField(state, onChange),
-    choice(state, "kind", HOME.task, [["", HOME.any], ...Object.entries(HOME.tasks)], onChange),
-    choice(state, "size", HOME.size, [["", HOME.any], ...sizes], onChange),
-    choice(state, "family", HOME.family, [["", HOME.any], ...families(models)], onChange),
-    choice(state, "sort", HOME.sort, Object.entries(HOME.sorts), onChange),
-    fitsOnly(state, onChange),
-  );
-}
-
-/** Which engine the verdicts are for. */
-export function engineChoice(state, onChange) {
-  return choice(state, "engine", COMMON.engine, COMPARED.map((name) => [name, engineLabel(name)]), onChange);
+/** {nodes, show(models)}: the filters above the table; show() after the state or the models have changed. */
+export function filterBar(state, onChange) {
+  const parts = [fitsOnly(state, onChange), sortMenu(state, onChange)];
+  const more = moreFilters(state, onChange);
+  const show = (models) => {
+    for (const part of parts) part.show();
+    more.show(models);
+  };
+  show([]);
+  return { nodes: [parts[0].node, ...more.nodes, parts[1].node], show };
 }

@@ -1,276 +1,449 @@
-// The home page: the most used models as cards, judged for the chosen machine.
+// The home page: the best models for the chosen machine as cards, and all models as a table.
 
-import { call, events, query } from "./api.js";
-import { legend } from "./bar.js";
-import { makeCard } from "./card.js";
+import { call, connection, events, query } from "./api.js";
+import { makePick } from "./card.js";
+import { compareTray, compared } from "./compared.js";
 import { announce, el, fault, oncePerFrame } from "./dom.js";
-import { DEFAULTS, isFiltered, isFitting, matcher, queryOf, sorted, stateOf, textOf } from "./filters.js";
-import { controls, engineChoice } from "./filters.js";
-import { machine, machineName, machinePicker } from "./machine.js";
-import { replaceQuery, route, show } from "./router.js";
-import { COMMON, HOME, SHELL } from "./texts.js";
+import { DEFAULTS, engineMenu, filterBar, isFitting, matcher, needsAnswers } from "./filters.js";
+import { queryOf, sorted, stateOf, taskChips, textOf } from "./filters.js";
+import { finder } from "./finder.js";
+import { machine, machineChooser } from "./machine.js";
+import { keepMachine } from "./machines.js";
+import { ModelList } from "./model_list.js";
+import { go, replaceQuery, route } from "./router.js";
+import { FINDER, HOME, SHELL } from "./texts.js";
 
-const MOST_COMPARED = 3;
-const JUDGED_PER_FRAME = 16; // verdicts drawn in one frame, so that each stays short
-const REORDER_MS = 400; // while verdicts come in, cards change places no more often
-const compared = new Set(); // kept while other pages are looked at
-let last = { asked: "", cards: new Map() }; // verdicts of the page before: who comes back sees them at once
+const PICKS = 3;
+const FIRST_ROWS = 10; // of the table: what a person sees of it at once
+const DRAWN_PER_FRAME = 16; // answers drawn in one frame, so that each frame stays short
+const MAX_ANSWERS = 8; // machines and tasks whose answers are kept, for who comes back
+const FRESH_MS = 600_000; // after that this computer may have other programs running
+const QUIET_MS = 700; // after the last change, before it is announced
+
+/** Question -> its answer, the oldest first: {home, items, picks, order, isDone, asked ...}. */
+const answers = new Map();
 
 route("/", { title: SHELL.pages.home, render });
 
 async function render(root, params, { signal }) {
   const page = newPage(stateOf(params), signal);
   drawFrame(root, page);
-  let catalog;
-  try {
-    catalog = await call("index", { checked: true }, { signal });
-  } catch (error) {
-    if (error.name === "AbortError") return;
-    page.count.textContent = "";
-    tellFault(page, error.message, () => show());
-    return;
-  }
-  page.lead.textContent = HOME.lead(catalog.models.length, catalog.count);
-  for (const model of catalog.models) addItem(page, model);
-  page.isChanged = true;
-  page.filters.replaceChildren(controls(page.state, catalog.models, (name) => changed(page, name)));
-  machine.addEventListener("change", () => judgeAll(page), { signal });
-  judgeAll(page);
+  machine.addEventListener("change", () => ask(page), { signal });
+  compared.addEventListener("change", () => showCompared(page), { signal });
+  connection.addEventListener("lost", () => showStale(page, HOME.stale), { signal });
+  await ask(page);
 }
 
 function newPage(state, signal) {
-  const page = { state, signal, items: new Map(), waiting: [], order: "", reordered: 0 };
-  Object.assign(page, { isDone: false, isChanged: false });
-  page.close = () => {};
-  page.draw = oncePerFrame(() => !signal.aborted && pass(page));
+  const page = { state, signal, answer: null, waiting: [], asked: new AbortController(), close: () => {} };
+  page.draw = oncePerFrame(() => !signal.aborted && drawAnswers(page));
   page.tell = afterwards(() => !signal.aborted && announce(page.count.textContent));
-  signal.addEventListener("abort", () => page.close());
+  signal.addEventListener("abort", () => (page.asked.abort(), page.close()));
   return page;
 }
 
-/** Says it once things are quiet, not at every key. */
+/** Calls f once nothing has asked for it for a while. */
 function afterwards(f) {
   let timer = 0;
   return () => {
     clearTimeout(timer);
-    timer = setTimeout(f, 700);
+    timer = setTimeout(f, QUIET_MS);
   };
 }
 
+// --- the frame: everything has its place before anything is known
+
 function drawFrame(root, page) {
-  page.filters = el("div", { class: "filters-room" });
-  page.count = el("p", { class: "count", tabIndex: -1, text: HOME.loading });
+  const onChange = (name) => changed(page, name);
+  page.chooser = machineChooser(page.signal);
+  page.search = finder({
+    label: FINDER.label,
+    placeholder: HOME.placeholder(0),
+    value: page.state.q,
+    isLarge: true,
+    onpick: (reference) => openModel(page, reference),
+    oninput: (text) => ((page.state.q = text.slice(0, 200)), changed(page, "q")),
+    signal: page.signal,
+  });
+  page.bestTitle = el("h2");
+  page.picks = Array.from({ length: PICKS }, () => makePick((item) => linkOf(page, item)));
+  page.pickList = el("ul", { class: "picks" }, page.picks.map((one) => one.node));
+  nameTask(page);
+  page.noPicks = el("p", { class: "panel no-picks", text: HOME.noPicks, hidden: true });
   page.fault = el("div", { class: "error", role: "alert", hidden: true });
+  page.count = el("p", { class: "count muted", tabIndex: -1, text: HOME.counting });
+  page.offer = el("button", { type: "button", class: "small offer-button", hidden: true, onclick: () => takeOffer(page) });
+  page.filters = filterBar(page.state, onChange);
+  page.list = new ModelList({
+    linkOf: (item) => linkOf(page, item),
+    onsort: (sort) => ((page.state.sort = sort), changed(page, "sort")),
+    signal: page.signal,
+  });
+  page.list.showSort(page.state.sort);
   page.empty = el("div", { class: "panel empty", hidden: true });
-  page.list = el("ul", { class: "cards", "aria-label": HOME.models });
-  page.tray = el("div", { class: "tray", role: "region", "aria-label": HOME.compare, hidden: true });
-  page.lead = el("p", { class: "lead muted", text: HOME.lead(0) });
+  page.more = el("p", { class: "more-models muted", hidden: true });
+  page.tray = compareTray(() => page.state.engine);
+  page.results = el(
+    "div",
+    { class: "results" },
+    el(
+      "section",
+      { class: "best" },
+      el("div", { class: "row spread best-head" }, page.bestTitle, engineMenu(page.state, onChange)),
+      page.pickList,
+      page.noPicks,
+    ),
+    el(
+      "section",
+      { class: "all", "aria-label": HOME.all },
+      el(
+        "div",
+        { class: "all-head" },
+        el("h2", { text: HOME.all }),
+        page.count,
+        page.offer,
+        el("div", { class: "filters", role: "group" }, page.filters.nodes),
+      ),
+      page.list.node,
+      page.empty,
+      page.more,
+    ),
+  );
   root.append(
-    el("h1", { text: HOME.title }),
-    page.lead,
-    el("div", { class: "asked panel" }, machinePicker(page.signal), engineChoice(page.state, (name) => changed(page, name))),
-    page.filters,
+    el("h1", { class: "home-title", text: HOME.title }),
+    page.chooser.node,
+    el("div", { class: "ask" }, page.search.node, taskChips(page.state, onChange)),
     page.fault,
-    el("div", { class: "count-row" }, page.count, key()),
-    page.empty,
-    page.list,
-    page.tray,
+    page.results,
+    page.tray.node,
   );
 }
 
-/** What the colours and lines of the bars mean. */
-function key() {
-  return el("details", { class: "key" }, el("summary", { text: HOME.legend }), legend([]));
+function nameTask(page) {
+  const name = HOME.bestFor[page.state.task];
+  page.bestTitle.replaceChildren(name, el("span", { class: "on-this-machine", text: ` ${HOME.onThisMachine}` }));
+  page.pickList.setAttribute("aria-label", name);
 }
 
-function addItem(page, model) {
-  const item = { model, card: null, text: textOf(model), isShown: true };
-  Object.assign(item, makeCard(model, (isOn) => compare(page, model.id, isOn)));
-  item.box.checked = compared.has(model.id);
-  page.items.set(model.id, item);
+/** The model page begins with the settings of the card. */
+function linkOf(page, { model, card }) {
+  const engine = page.state.engine;
+  return `/model${query({ ref: `catalog:${model.id}`, engine, ...(card?.flags ?? {}), ...machine })}`;
 }
+
+/** A completion, or what was typed: a model of the list keeps its settings. */
+function openModel(page, reference) {
+  const item = page.answer?.items.get(reference);
+  go(item ? linkOf(page, item) : `/model${query({ ref: reference, ...machine })}`);
+}
+
+// --- the question and its answer
 
 /** Something was chosen: into the address, and onto the page. */
 function changed(page, name) {
   replaceQuery(new URLSearchParams(queryOf(page.state)));
-  if (name === "engine") return judgeAll(page);
-  if (name === "sort") Object.assign(page, { isChanged: true, reordered: 0 });
-  page.draw();
+  if (name === "task" || name === "engine") {
+    showCompared(page);
+    ask(page);
+    return;
+  }
+  if (name === "sort") page.list.showSort(page.state.sort);
+  page.filters.show(modelsOf(page));
+  if (page.answer) arrange(page);
   page.tell();
 }
 
-/** All verdicts anew, for the machine and the engine that are chosen now. */
-function judgeAll(page) {
+const modelsOf = (page) => (page.answer ? [...page.answer.items.values()].map((item) => item.model) : []);
+
+/** Asks for the chosen machine, task and engine; what was shown stays until the answer is there. */
+async function ask(page) {
   page.close();
-  Object.assign(page, { isDone: false, waiting: [], reordered: 0, isChanged: true });
+  page.asked.abort();
+  page.asked = new AbortController();
+  const signal = AbortSignal.any([page.asked.signal, page.signal]);
+  const { task, engine } = page.state;
+  const fields = { task, engine, ...machine };
+  const question = query(fields);
+  page.waiting = [];
   page.fault.hidden = true;
-  page.list.setAttribute("aria-busy", "true");
-  const fields = { ...machine, engine: page.state.engine };
-  const asked = query(fields);
-  if (last.asked !== asked) last = { asked, cards: new Map() };
-  for (const item of page.items.values()) {
-    item.card = null;
-    item.link.href = modelLink(page, item.model.id, {});
-    const before = last.cards.get(item.model.id);
-    if (before) judge(page, item, before);
-    else item.wait(HOME.checking);
+  try {
+    const known = answers.get(question);
+    const isFresh = known && performance.now() - known.asked < FRESH_MS;
+    const answer = isFresh ? known : newAnswer(await call("home", fields, { signal }));
+    if (signal.aborted) return;
+    keepAnswer(question, answer);
+    show(page, answer);
+    if (!answer.isDone) follow(page, fields);
+  } catch (error) {
+    if (!signal.aborted && error.name !== "AbortError") fail(page, error);
   }
-  page.draw();
+}
+
+function newAnswer(home) {
+  const items = home.models.map((model) => ({ model, card: null, text: textOf(model), isGivenUp: false }));
+  const answer = { home, items: new Map(items.map((item) => [item.model.id, item])), asked: performance.now() };
+  for (const item of items) item.card = item.model.card && cardOf(item.model.card, home);
+  const isDone = home.picks !== null && items.every((item) => item.card);
+  return Object.assign(answer, { picks: home.picks, nextPicks: null, order: null, arrangement: "", isDone, judgedAtOrder: 0 });
+}
+
+/** A card with what its pictures need: the first answer leaves out what the events have. */
+function cardOf(card, home) {
+  const bars = card.bars.map((one) => ({ reserve_bytes: 0, parts: [], ...one }));
+  return { engine: home.engine, ...card, bars };
+}
+
+function keepAnswer(question, answer) {
+  answers.delete(question);
+  answers.set(question, answer);
+  if (answers.size > MAX_ANSWERS) answers.delete(answers.keys().next().value);
+}
+
+/** The answers one by one, as they are made. */
+function follow(page, fields) {
   page.close = events("cards/events", fields, {
+    picks: ({ ids }) => takePicks(page, ids),
     card: (card) => (page.waiting.push(card), page.draw()),
     done: () => finish(page),
     failed: ({ error }) => stop(page, error),
     error: (error) => stop(page, error),
-    end: () => page.isDone || stop(page, new Error(HOME.stopped)),
+    end: () => page.answer.isDone || stop(page, new Error(HOME.stopped)),
   });
 }
 
-function judge(page, item, card) {
-  last.cards.set(card.id, card);
-  item.card = card;
-  item.judge(card);
-  item.link.href = modelLink(page, card.id, card.flags);
-}
-
-/** The model page begins with what the card says. */
-function modelLink(page, id, flags) {
-  return `/model${query({ ref: `catalog:${id}`, engine: page.state.engine, ...flags, ...machine })}`;
+/** The first picks are shown at once; others, which come while the first are looked at, are offered. */
+function takePicks(page, ids) {
+  const { answer } = page;
+  if (answer.picks === null) {
+    answer.picks = ids;
+    drawPicks(page);
+  } else if (ids.join() !== answer.picks.join()) answer.nextPicks = ids;
 }
 
 function finish(page) {
-  page.isDone = true;
-  page.reordered = 0;
+  page.answer.isDone = true;
+  page.answer.picks ??= [];
   page.draw();
+  drawPicks(page);
   page.tell();
 }
 
+/** A stream that ended too early: what is not known yet stays unknown. */
 function stop(page, error) {
-  for (const item of page.items.values()) if (!item.card) item.wait(HOME.notChecked);
-  tellFault(page, error.message, () => {
-    page.count.focus({ preventScroll: true }); // the button goes; the counts say what comes of it
-    judgeAll(page);
-  });
-  finish(page);
+  for (const item of page.answer.items.values()) {
+    if (item.card) continue;
+    item.isGivenUp = true;
+    page.list.update(item);
+  }
+  drawCounts(page);
+  if (connection.isLost) showStale(page, HOME.stale);
+  else tellFault(page, error.message);
 }
 
-/** Who has tried again stays at the button. */
-function tellFault(page, message, retry) {
+/** No answer at all: the last figures stay, in grey. */
+function fail(page, error) {
+  if (error.about === "machine") {
+    page.chooser.fault(error.message);
+    page.results.hidden = true;
+    return;
+  }
+  if (page.answer) showStale(page, HOME.staleOf(error.message, page.answer.home.machine.label));
+  else {
+    page.count.textContent = "";
+    tellFault(page, error.message);
+  }
+}
+
+function showStale(page, text) {
+  if (!page.answer) return;
+  page.results.classList.add("stale");
+  tellFault(page, text);
+}
+
+function tellFault(page, message) {
+  const retry = () => {
+    page.search.input.focus({ preventScroll: true }); // the button goes
+    ask(page);
+  };
   page.fault.replaceChildren(...fault(message, retry));
   page.fault.hidden = false;
-  if (document.activeElement === page.count) page.fault.querySelector("button").focus({ preventScroll: true });
 }
 
-/** The one change of the document in a frame: verdicts, which cards, their order, the counts. */
-function pass(page) {
-  for (const card of page.waiting.splice(0, JUDGED_PER_FRAME)) {
-    const item = page.items.get(card.id);
+// --- drawing
+
+/** A whole answer: the machine, the picks, the list. */
+function show(page, answer) {
+  const { home } = answer;
+  page.answer = answer;
+  page.results.hidden = false;
+  page.results.classList.remove("stale");
+  page.chooser.fault("");
+  page.chooser.name(home.machine.label);
+  if (home.machine.what_if) keepMachine(machine);
+  page.search.input.placeholder = HOME.placeholder(home.known);
+  nameTask(page);
+  page.filters.show(modelsOf(page));
+  page.list.forget();
+  drawPicks(page);
+  if (answer.arrangement !== arrangement(page)) arrange(page);
+  else showOrder(page);
+  drawMore(page);
+  page.list.showSort(page.state.sort);
+}
+
+/** The answers that came since the last frame: each into its row, none changes places. */
+function drawAnswers(page) {
+  const { answer } = page;
+  const picked = new Set(answer.picks ?? []);
+  let isPicked = false;
+  for (const card of page.waiting.splice(0, DRAWN_PER_FRAME)) {
+    const item = answer.items.get(card.id);
     if (!item) continue;
-    judge(page, item, card);
-    page.isChanged = true;
+    item.card = cardOf(card, answer.home);
+    page.list.update(item);
+    isPicked ||= picked.has(card.id);
   }
-  const counts = filter(page);
-  reorder(page);
-  tellCounts(page, counts);
-  drawTray(page);
+  if (isPicked) drawPicks(page);
+  drawCounts(page);
+  drawOffer(page);
   if (page.waiting.length) page.draw();
 }
 
-function filter(page) {
-  const matches = matcher(page.state);
-  const counts = { matched: 0, fit: 0, shown: 0, judged: 0, unknown: 0 };
-  for (const item of page.items.values()) {
-    const isMatch = matches(item);
-    const fits = isFitting(item.card);
-    const isShown = isMatch && (fits || !page.state.fits);
-    counts.matched += isMatch;
-    counts.fit += isMatch && fits;
-    counts.shown += isShown;
-    counts.judged += item.card !== null;
-    counts.unknown += isMatch && item.card === null;
-    if (item.isShown !== isShown) item.node.hidden = !(item.isShown = isShown);
+/** Only a place whose model or card has changed is drawn again. */
+function drawPicks(page) {
+  const { picks, items } = page.answer;
+  const shown = (picks ?? []).map((id) => items.get(id)).filter(Boolean).slice(0, PICKS);
+  const isNone = picks !== null && shown.length === 0;
+  page.noPicks.hidden = !isNone;
+  page.pickList.hidden = isNone;
+  page.picks.forEach((pick, at) => {
+    const item = shown[at] ?? null;
+    pick.node.hidden = !item && picks !== null;
+    if (pick.item === item && pick.card === (item?.card ?? null) && pick.answer === page.answer) return;
+    Object.assign(pick, { item, card: item?.card ?? null, answer: page.answer });
+    pick.show(item);
+  });
+}
+
+/** What the order was made for: a change of these is a person's, and makes it anew. */
+const arrangement = ({ state }) => JSON.stringify([state.q, state.size, state.publisher, state.fits, state.sort]);
+
+/** Whether the best order is known: the picks, and the answers for all models of the task. */
+function isComplete({ picks, items, isDone }) {
+  return isDone || (picks !== null && [...items.values()].every((item) => item.card || !item.model.is_for_task));
+}
+
+function orderNow(page) {
+  const { answer, state } = page;
+  const matching = [...answer.items.values()].filter(matcher(state));
+  return sorted(matching, state.sort, { picks: answer.nextPicks ?? answer.picks, isComplete: isComplete(answer) });
+}
+
+/** A person asked for another order or other models: the list is put together again. */
+function arrange(page) {
+  Object.assign(page.answer, { order: orderNow(page), arrangement: arrangement(page), judgedAtOrder: judged(page) });
+  showOrder(page);
+}
+
+function showOrder(page) {
+  const { order } = page.answer;
+  page.list.show(order);
+  page.list.node.hidden = order.length === 0;
+  page.empty.hidden = order.length > 0;
+  if (!order.length) tellEmpty(page);
+  drawCounts(page);
+  drawOffer(page);
+}
+
+const judged = (page) => [...page.answer.items.values()].filter((item) => item.card).length;
+
+/** How many run, over the models that match. */
+function drawCounts(page) {
+  const { answer, state } = page;
+  const counts = { runs: 0, large: 0, refused: 0, pending: 0 };
+  for (const { card } of [...answer.items.values()].filter(matcher({ ...state, fits: "" }))) {
+    if (!card) counts.pending += 1;
+    else if (isFitting(card)) counts.runs += 1;
+    else if (card.status === "refused") counts.refused += 1;
+    else counts.large += 1;
   }
-  return counts;
+  const isNone = Object.values(counts).every((count) => count === 0);
+  const isOver = answer.isDone || [...answer.items.values()].some((item) => item.isGivenUp);
+  page.count.textContent = isNone ? HOME.noneShown : HOME.counts({ ...counts, isOver });
 }
 
-/** Moves cards only where the order is another one, and not at every verdict. */
-function reorder(page) {
-  if (!page.isChanged) return;
-  const now = performance.now();
-  if (now - page.reordered < REORDER_MS) return later(page);
-  page.reordered = now;
-  page.isChanged = false;
-  const items = sorted(page.items.values(), page.state.sort);
-  const order = items.map((item) => item.model.id).join(" ");
-  if (order === page.order) return;
-  page.order = order;
-  const focused = page.list.contains(document.activeElement) ? document.activeElement : null;
-  page.list.replaceChildren(...items.map((item) => item.node));
-  focused?.focus({ preventScroll: true });
+/** A button, where the order would be another one by now. */
+function drawOffer(page) {
+  const text = offerText(page);
+  if (text !== null && text !== page.offer.textContent) page.offer.textContent = text;
+  page.offer.hidden = text === null;
 }
 
-/** One more pass when cards may change places again. */
-function later(page) {
-  page.timer ||= setTimeout(() => ((page.timer = 0), page.draw()), REORDER_MS);
+function offerText(page) {
+  const { answer, state } = page;
+  if (!needsAnswers(state.sort) && !state.fits) return null;
+  if (state.sort === "best" && !isComplete(answer)) return null;
+  const order = orderNow(page);
+  const isSame = order.length === answer.order.length && order.every((item, at) => item === answer.order[at]);
+  if (isSame) return null;
+  if (state.sort === "best") return HOME.better(better(answer.order, order));
+  return HOME.more(judged(page) - answer.judgedAtOrder);
 }
 
-function tellCounts(page, counts) {
-  const all = page.items.size;
-  const isWorking = (!page.isDone || page.waiting.length > 0) && counts.judged < all;
-  page.count.textContent = HOME.counts({ ...counts, all, isFiltered: isFiltered({ ...page.state, fits: "" }), isWorking });
-  page.list.setAttribute("aria-busy", String(isWorking));
-  page.empty.hidden = counts.shown > 0 || !all;
-  if (!page.empty.hidden) tellEmpty(page, counts, isWorking);
+/** How many models would come into the first rows that are not there now. */
+function better(before, after) {
+  const shown = new Set(before.slice(0, FIRST_ROWS));
+  return after.slice(0, FIRST_ROWS).filter((item) => !shown.has(item)).length;
 }
 
-/** No card is left: says why, and what to do. */
-function tellEmpty(page, { matched, unknown }, isWorking) {
-  const why = !matched
-    ? HOME.noMatch
-    : isWorking
-      ? HOME.noneYet
-      : unknown
-        ? HOME.noneKnown(unknown)
-        : HOME.noneFits(machine.isThis ? HOME.thisMachine : machineName());
-  const clear = el("button", { type: "button", text: HOME.showAll, onclick: () => clearFilters(page) });
-  page.empty.replaceChildren(el("p", { text: why }), clear);
+function takeOffer(page) {
+  const { answer } = page;
+  if (answer.nextPicks) Object.assign(answer, { picks: answer.nextPicks, nextPicks: null });
+  drawPicks(page);
+  arrange(page);
+  page.count.focus({ preventScroll: true }); // the button goes
+  announce(HOME.shown(page.count.textContent));
 }
 
-function clearFilters(page) {
-  const { sort, engine } = page.state;
-  Object.assign(page.state, DEFAULTS, { sort, engine });
-  const models = [...page.items.values()].map((item) => item.model);
-  page.filters.replaceChildren(controls(page.state, models, (name) => changed(page, name)));
-  changed(page, "q");
-  page.filters.querySelector("input").focus();
-}
-
-function compare(page, id, isOn) {
-  if (isOn) compared.add(id);
-  else compared.delete(id);
-  page.draw();
-}
-
-/** The bar at the foot: what was picked to compare. */
-function drawTray(page) {
-  const ids = [...compared].filter((id) => page.items.has(id));
-  const said = ids.join(" ") + machineName() + page.state.engine;
-  if (page.tray.dataset.said === said) return;
-  page.tray.dataset.said = said;
-  page.tray.hidden = ids.length === 0;
-  for (const [id, item] of page.items) item.box.disabled = ids.length >= MOST_COMPARED && !compared.has(id);
-  const columns = { ref: ids.map((id) => `catalog:${id}`), engine: ids.map(() => page.state.engine).join(",") };
-  const link = `/compare${query({ ...columns, ...machine })}`;
-  page.tray.replaceChildren(
-    el("p", { text: ids.join(", ") }),
-    ids.length < 2
-      ? el("p", { class: "muted", text: HOME.compareMore })
-      : el("a", { class: "button primary", href: link, text: HOME.compareCount(ids.length) }),
-    el("button", { type: "button", text: COMMON.clear, onclick: () => clearCompared(page) }),
+/** No row is left: says why, and what to do. */
+function tellEmpty(page) {
+  const typed = page.state.q.trim();
+  const open = el("button", { type: "button", class: "primary", text: HOME.openTyped, onclick: () => openModel(page, typed) });
+  page.empty.replaceChildren(
+    el("p", { text: typed ? HOME.noMatch(typed) : HOME.noFilterMatch }),
+    el(
+      "div",
+      { class: "buttons" },
+      typed ? open : "",
+      el("button", { type: "button", text: HOME.showAll, onclick: () => clearFilters(page) }),
+    ),
   );
 }
 
-function clearCompared(page) {
-  for (const id of compared) if (page.items.has(id)) page.items.get(id).box.checked = false;
-  compared.clear();
-  page.draw();
+function clearFilters(page) {
+  const { task, sort, engine } = page.state;
+  Object.assign(page.state, DEFAULTS, { task, sort, engine });
+  page.search.input.value = "";
+  page.search.input.focus();
+  changed(page, "q");
+}
+
+/** The index has more models than the table. */
+function drawMore(page) {
+  const { home } = page.answer;
+  const count = home.known - home.models.filter((model) => model.is_for_task).length;
+  const search = el("button", { type: "button", class: "link", text: HOME.searchByName, onclick: () => searchByName(page) });
+  page.more.replaceChildren(HOME.moreModels(count), search);
+  page.more.hidden = count <= 0;
+}
+
+function searchByName(page) {
+  scrollTo(0, 0);
+  page.search.input.focus();
+}
+
+function showCompared(page) {
+  page.tray.show();
+  page.list.showCompared();
+  for (const pick of page.picks) pick.showCompared();
 }

@@ -1,10 +1,10 @@
-// The machine that is asked about: this one, or one that is only wished for.
+// The machine that is asked about: this computer, or one that is only described.
 
 import { call } from "./api.js";
 import { replaceQuery, travel } from "./router.js";
 import { MACHINE } from "./texts.js";
 
-export { machinePicker } from "./picker.js";
+export { machineChooser, machinePicker } from "./picker.js";
 
 const FIELDS = ["device", "ram", "vram", "cpu"];
 
@@ -30,10 +30,13 @@ class Chosen extends EventTarget {
 
 export const machine = new Chosen();
 
-/** What the chosen machine is called before the server has named it. */
-export function machineName({ device, ram, vram, cpu } = machine) {
-  const said = [...device, vram && MACHINE.gpus(vram), cpu, ram && MACHINE.ram(ram)].filter(Boolean);
-  return said.length ? said.join(" + ") : MACHINE.thisMachine;
+/** "64G" -> "64 GB", "64G DDR5-6000" -> "64 GB DDR5-6000"; anything else as it was typed. */
+const sizeName = (text) => text.replace(/^\s*(\d+(?:\.\d+)?)\s*G(?:i?B)?(?=\s|$)\s*/i, "$1 GB ").trim();
+
+/** What a machine is called before the server has named it: "2x RTX 3090 · 64 GB RAM". */
+export function machineName({ device = [], ram = "", vram = "", cpu = "" } = machine) {
+  const devices = [...device, vram && MACHINE.gpus(sizeName(vram))].filter(Boolean).join(" + ");
+  return [devices, cpu, ram && MACHINE.ram(sizeName(ram))].filter(Boolean).join(" · ") || MACHINE.thisComputer;
 }
 
 travel({

@@ -1,32 +1,22 @@
-// The control that chooses a machine: devices of the table, how many of each, and the memory beside them.
+// The control that chooses a machine: one line that names it, chips of usual machines, and a form for any other.
 
 import { call } from "./api.js";
 import { announce, el } from "./dom.js";
-import { gib } from "./format.js";
-import { counted, devices, grouped, machine, machineName, matching } from "./machine.js";
+import { counted, devices, machine, machineName, matching } from "./machine.js";
 import { MOST_OF_ONE, namedBy, wishesOf } from "./machine.js";
+import { isSameMachine, POPULAR, recentMachines } from "./machines.js";
 import { COMMON, MACHINE } from "./texts.js";
 
 const SHOWN = 12; // devices in the list at once
 const COUNTS = [1, 2, 3, 4, 5, 6, 7, 8]; // in the menu, beside one that is there already
 const SIZES = ["8G", "16G", "32G", "64G", "96G", "128G", "192G", "256G", "512G"];
 
+let lastList = 0; // number of the last list of sizes: each has its own id
+
 const wishOf = ([name, count]) => (count > 1 ? `${count}x ${name}` : name);
 
-/** What may be used of a machine, by the first engine that can: one line. */
-function toldOf(answer) {
-  const budgets = Object.values(answer.engines).find((one) => one.budgets?.length)?.budgets ?? [];
-  return MACHINE.usable(grouped(budgets).map(([one, count]) => MACHINE.memory(one.available_bytes, kindOf(one), count)));
-}
-
-/** A budget is the memory of a card, of the host, or one that both share. */
-function kindOf({ pools }) {
-  const isHost = pools.includes("host");
-  if (isHost && pools.length > 1) return MACHINE.kinds.unified;
-  return isHost ? MACHINE.kinds.ram : MACHINE.kinds.vram;
-}
-
-function labelled(text, control, hint) {
+/** A control with its label above it, and a hint below. */
+export function labelled(text, control, hint) {
   const id = (control.id ||= `m${Math.random().toString(36).slice(2)}`);
   const hintNode = hint && el("small", { id: `${id}-hint`, text: hint });
   if (hint) control.setAttribute("aria-describedby", `${id}-hint`);
@@ -34,12 +24,11 @@ function labelled(text, control, hint) {
 }
 
 /** One device that was added: how many of it, and out again. */
-function chosenRow(wished, name, remove) {
-  const present = wished.get(name);
+function chosenRow(name, present, { setCount, remove }) {
   const counts = [...new Set([...COUNTS, present])].sort((a, b) => a - b);
   const pick = el(
     "select",
-    { "aria-label": MACHINE.howMany(name), onchange: () => wished.set(name, Number(pick.value)) },
+    { "aria-label": MACHINE.howMany(name), onchange: () => setCount(Number(pick.value)) },
     counts.map((count) => el("option", { value: count, text: MACHINE.count(count), selected: count === present })),
   );
   return el(
@@ -47,9 +36,18 @@ function chosenRow(wished, name, remove) {
     {},
     pick,
     el("span", { text: name }),
-    el("button", { type: "button", class: "quiet", "aria-label": COMMON.removeNamed(name), onclick: remove, text: COMMON.remove }),
+    el("button", {
+      type: "button",
+      class: "quiet",
+      "aria-label": COMMON.removeNamed(name),
+      onclick: remove,
+      text: COMMON.remove,
+    }),
   );
 }
+
+/** The memory as it is sold: the driver sees a little less of it. */
+const sizeOf = ({ memory_bytes: size }) => MACHINE.size(Math.ceil(size / 1024 ** 3));
 
 /** A device of the table that can be added. */
 function offeredRow(row, add) {
@@ -58,22 +56,27 @@ function offeredRow(row, add) {
     {},
     el(
       "button",
-      { type: "button", class: "offer", "aria-label": MACHINE.addNamed(row.name, row.usable_bytes ?? row.memory_bytes), onclick: add },
+      { type: "button", class: "offer", "aria-label": MACHINE.addNamed(row.name, sizeOf(row)), onclick: add },
       el("span", { text: row.name }),
-      el("small", { text: gib(row.usable_bytes ?? row.memory_bytes) }),
+      el("small", { text: sizeOf(row) }),
     ),
   );
 }
 
-/** Chosen devices above, the table below. */
-class DevicePart {
+/** Chosen devices above, the table below; onchange() when a device is added, removed or counted anew. */
+export class DevicePart {
   wished = new Map(); // name -> how many
+  #onchange;
+  #isShort;
   #chosen = el("ul", { class: "chosen", "aria-label": MACHINE.chosen });
   #offered = el("ul", { class: "offers", "aria-label": MACHINE.devices });
   #find = el("input", { type: "search", placeholder: MACHINE.deviceExample, autocomplete: "off", maxLength: 80 });
   #more = el("p", { class: "muted small", role: "status" });
 
-  constructor() {
+  /** isShort: the table is shown for what was typed only. */
+  constructor({ onchange = () => {}, isShort = false } = {}) {
+    this.#onchange = onchange;
+    this.#isShort = isShort;
     this.#find.addEventListener("input", () => this.#list());
     this.#find.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
@@ -112,22 +115,50 @@ class DevicePart {
     this.#list();
     if (isLeft) this.#find.focus();
     announce(MACHINE.added(wishOf([name, this.wished.get(name)])));
+    this.#onchange();
   }
 
   #remove(name) {
     this.wished.delete(name);
     this.#redraw();
     this.#find.focus(); // its button is gone
+    this.#onchange();
+  }
+
+  #setCount(name, count) {
+    this.wished.set(name, count);
+    this.#onchange();
   }
 
   #redraw() {
-    const rows = [...this.wished.keys()].map((name) => chosenRow(this.wished, name, () => this.#remove(name)));
+    const rows = [...this.wished].map(([name, count]) =>
+      chosenRow(name, count, {
+        setCount: (next) => this.#setCount(name, next),
+        remove: () => this.#remove(name),
+      })
+    );
     this.#chosen.replaceChildren(...rows);
   }
 
+  /** The chosen devices as the fields of a call have them: ["2x RTX 3090"]. */
+  get wishes() {
+    return [...this.wished].map(wishOf);
+  }
+
+  get #isHidden() {
+    return this.#isShort && !this.#find.value.trim();
+  }
+
   async #list() {
+    if (this.#isHidden) {
+      this.#offered.replaceChildren();
+      this.#more.textContent = "";
+      return;
+    }
     try {
-      const found = matching(await devices(), counted(this.#find.value)[0]);
+      const all = await devices();
+      if (this.#isHidden) return; // emptied meanwhile
+      const found = matching(all, counted(this.#find.value)[0]);
       this.#offered.replaceChildren(...found.slice(0, SHOWN).map((row) => offeredRow(row, () => this.#add(row.name))));
       this.#more.textContent = found.length ? MACHINE.shown(found.length, SHOWN) : MACHINE.unknownDevice;
     } catch (error) {
@@ -140,102 +171,185 @@ function sizeInput(placeholder) {
   return el("input", { type: "text", placeholder, autocomplete: "off", maxLength: 200, size: 12 });
 }
 
-/** The form of a machine that is wished for: its parts, and what it says of itself. */
-function wishForm(close) {
+/**
+ * The fields of a machine: {nodes, fill(machine), said(), take()}. said() is what they say now; take() adds a device
+ * that was typed and not chosen yet, and returns what is wrong with it.
+ */
+export function machineFields() {
   const part = new DevicePart();
   const ram = sizeInput("64G");
-  ram.setAttribute("list", "machine-sizes");
   const vram = sizeInput("24G,24G");
-  const fault = el("p", { class: "error", role: "alert", hidden: true });
   const cpu = sizeInput(MACHINE.cpuExample);
-  const said = () => ({
-    device: [...part.wished].map(wishOf),
-    ram: ram.value.trim(),
-    vram: vram.value.trim(),
-    cpu: cpu.value.trim(),
-  });
+  const sizes = el(
+    "datalist",
+    { id: `machine-sizes-${++lastList}` },
+    SIZES.map((size) => el("option", { value: size })),
+  );
+  ram.setAttribute("list", sizes.id);
+  return {
+    nodes: [
+      part.node,
+      el(
+        "div",
+        { class: "pair" },
+        labelled(MACHINE.systemRam, ram, MACHINE.systemRamHint),
+        labelled(MACHINE.vram, vram, MACHINE.vramHint),
+      ),
+      labelled(MACHINE.cpu, cpu, MACHINE.cpuHint),
+      sizes,
+    ],
+    fill(from) {
+      part.fill(from.device);
+      ram.value = from.ram;
+      vram.value = from.vram;
+      cpu.value = from.cpu;
+    },
+    said: () => ({ device: part.wishes, ram: ram.value.trim(), vram: vram.value.trim(), cpu: cpu.value.trim() }),
+    take: () => part.take(),
+  };
+}
+
+/** The form of a machine that is wished for: its parts, and what it says of itself. */
+function wishForm(close) {
+  const fields = machineFields();
+  const fault = el("p", { class: "error", role: "alert", hidden: true });
   const use = async (event) => {
     event.preventDefault();
-    const failed = (await part.take().catch((error) => error.message)) ?? (await tryMachine(said()));
+    const failed = (await fields.take().catch((error) => error.message)) ?? (await tryMachine(fields.said()));
     fault.textContent = failed ?? "";
     fault.hidden = !failed;
     if (!failed) close();
   };
   const fill = () => {
-    part.fill(machine.device);
-    ram.value = machine.ram;
-    vram.value = machine.vram;
-    cpu.value = machine.cpu;
+    fields.fill(machine);
     fault.hidden = true;
   };
-  const sizes = el("datalist", { id: "machine-sizes" }, SIZES.map((size) => el("option", { value: size })));
   const reset = el("button", { type: "button", text: MACHINE.reset, onclick: () => (machine.set(), close()) });
   const form = el(
     "form",
     { class: "machine-form", onsubmit: use },
-    part.node,
-    el(
-      "div",
-      { class: "pair" },
-      labelled(MACHINE.systemRam, ram, MACHINE.systemRamHint),
-      labelled(MACHINE.vram, vram, MACHINE.vramHint),
-    ),
-    labelled(MACHINE.cpu, cpu, MACHINE.cpuHint),
-    sizes,
+    fields.nodes,
     fault,
     el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary", text: MACHINE.use }), reset),
   );
   return { form, fill };
 }
 
-/** Takes the machine if the server understands it; else its sentence comes back. */
+/** Takes the machine if the server understands it; else its message comes back. */
 async function tryMachine(said) {
+  const failed = await refusal(said);
+  if (!failed) machine.set(said);
+  return failed;
+}
+
+/** Why the server does not understand a machine; null if it does. */
+export async function refusal(said) {
   try {
-    if (machineName(said) !== machineName({ device: [], ram: "", vram: "", cpu: "" })) await call("hardware", said);
+    if (!isSameMachine(said, {})) await call("hardware", said);
+    return null;
   } catch (error) {
     return error.message;
   }
-  machine.set(said);
-  return null;
 }
 
-/** What the server says the chosen machine is. */
-async function describe(name, told, signal) {
-  name.textContent = machineName();
-  told.textContent = "";
-  try {
-    const answer = await call("hardware", { ...machine }, { signal });
-    if (signal.aborted) return; // another one was chosen meanwhile
-    if (answer.machine.what_if) name.textContent = answer.machine.name;
-    told.textContent = toldOf(answer);
-  } catch (error) {
-    if (!signal.aborted) told.textContent = error.message;
-  }
-}
-
-/** One control: which machine is asked about, and what is meant by it; it ends with the page's signal. */
-export function machinePicker(signal) {
-  const name = el("strong", { class: "machine-name" });
-  const told = el("p", { class: "machine-told muted small" });
+/** {node, name(label), fault(message), open()}: the machine in one line, which opens the form. */
+function machineLine(signal, { isSentence }) {
+  const lead = el("span", { class: "muted machine-lead" });
+  const label = el("strong", { class: "machine-name" });
   const close = () => {
     picker.open = false;
     summary.focus();
   };
   const { form, fill } = wishForm(close);
-  const summary = el("summary", {}, el("span", { class: "muted", text: MACHINE.label }), name);
+  const change = el("span", { class: "machine-change", text: MACHINE.change });
+  const summary = el("summary", {}, lead, el("span", { class: "offscreen", text: MACHINE.label }), label, change);
   const picker = el("details", { class: "machine", ontoggle: () => picker.open && fill() }, summary, form);
-  const control = el("div", { class: "machine-picker" }, picker, told);
+  const message = el("p", { class: "error machine-fault", role: "alert", hidden: true });
   picker.addEventListener("keydown", (event) => event.key === "Escape" && picker.open && close());
+  closeOutside(picker, signal);
+  const name = (text) => {
+    lead.textContent = isSentence ? MACHINE.on : machine.isThis ? MACHINE.thisComputerLead : "";
+    lead.hidden = !lead.textContent;
+    label.textContent = text;
+  };
+  const fault = (text) => {
+    const back = el("button", { type: "button", class: "small", text: MACHINE.reset, onclick: () => machine.set() });
+    message.replaceChildren(...(text ? [el("span", { text: MACHINE.fault(text) }), machine.isThis ? "" : back] : []));
+    message.hidden = !text;
+  };
+  const open = () => {
+    picker.open = true;
+    form.querySelector("input").focus();
+  };
+  name(machineName());
+  return { node: [picker, message], name, fault, open };
+}
+
+/** One compact line, for the pages about models: "on RTX 4090 · 24 GB · 64 GB RAM  change". */
+export function machinePicker(signal) {
+  const line = machineLine(signal, { isSentence: true });
   let asked = new AbortController();
-  const ask = () => {
+  const describe = async () => {
     asked.abort();
     asked = new AbortController();
-    describe(name, told, AbortSignal.any([asked.signal, signal]));
+    const ours = AbortSignal.any([asked.signal, signal]);
+    line.name(machineName());
+    line.fault("");
+    try {
+      const answer = await call("hardware", { ...machine }, { signal: ours });
+      if (!ours.aborted) line.name(answer.machine.label ?? machineName());
+    } catch (error) {
+      if (!ours.aborted) line.fault(error.message);
+    }
   };
-  machine.addEventListener("change", ask, { signal });
-  closeOutside(picker, signal);
-  ask();
-  return control;
+  machine.addEventListener("change", describe, { signal });
+  describe();
+  return el("div", { class: "machine-picker" }, line.node);
+}
+
+/** {node, name(label), fault(message)}: the line of the home page, with chips of machines beside it. */
+export function machineChooser(signal) {
+  const line = machineLine(signal, { isSentence: false });
+  const chips = el("div", { class: "chip-line", role: "group", "aria-label": MACHINE.chips });
+  const draw = () => {
+    const isInside = chips.contains(document.activeElement);
+    chips.replaceChildren(...chipRows().map(chipOf), otherChip(line.open));
+    if (isInside) chips.querySelector('[aria-pressed="true"]')?.focus({ preventScroll: true });
+    showChosen(chips);
+  };
+  machine.addEventListener("change", () => (draw(), line.name(machineName()), line.fault("")), { signal });
+  draw();
+  requestAnimationFrame(() => showChosen(chips));
+  return { node: el("div", { class: "machine-chooser" }, line.node, chips), name: line.name, fault: line.fault };
+}
+
+/** This computer, the machines used last, the popular ones: each once. */
+function chipRows() {
+  const named = [{ text: MACHINE.thisComputer, fields: {} }, ...POPULAR];
+  const recent = recentMachines(machine).filter((one) => !named.some(({ fields }) => isSameMachine(one, fields)));
+  const rows = recent.map((fields) => ({ text: machineName(fields), fields }));
+  return [named[0], ...rows, ...POPULAR];
+}
+
+function chipOf({ text, fields }) {
+  const isChosen = String(isSameMachine(fields, machine));
+  return el("button", {
+    type: "button",
+    class: "chip",
+    "aria-pressed": isChosen,
+    text,
+    onclick: () => machine.set(fields),
+  });
+}
+
+function otherChip(open) {
+  return el("button", { type: "button", class: "chip", text: MACHINE.other, onclick: open });
+}
+
+/** Where the chips scroll sideways, the chosen one is in view. */
+function showChosen(chips) {
+  const chosen = chips.querySelector('[aria-pressed="true"]');
+  if (chosen) chips.scrollLeft = chosen.offsetLeft + chosen.offsetWidth - chips.clientWidth + 48;
 }
 
 /** A press elsewhere closes it, as every menu does. */

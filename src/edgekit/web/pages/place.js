@@ -1,7 +1,7 @@
 // How far down a page was looked at: kept with its step of the history, found again when it is drawn anew.
 
 const REST_MS = 150; // after the last movement: browsers take no more than some writes a second
-const ANCHORS = "[data-id]"; // cards: what is above them may be taller or shorter the next time
+const ANCHORS = "[data-id]"; // rows of models: what is above them may be taller or shorter the next time
 const DRAWN = { subtree: true, childList: true, attributeFilter: ["aria-busy", "hidden"] };
 const TAKEN_OVER = ["wheel", "touchstart", "pointerdown", "keydown"]; // a person moves by themselves
 let isPending = false; // a place is still to be found: nothing else is written over it
@@ -36,7 +36,8 @@ export function findPlace(root, signal) {
     if (!isDrawn(place, root)) return;
     end();
     moveTo(place, root);
-    requestAnimationFrame(() => !signal.aborted && moveTo(place, root)); // what is in view now has its own height
+    // what is in view now has its own height, and the rows near it are in the document
+    requestAnimationFrame(() => !signal.aborted && anchorOf(place, root) && moveTo(place, root));
   };
   for (const name of TAKEN_OVER) addEventListener(name, end, true);
   signal.addEventListener("abort", end);
