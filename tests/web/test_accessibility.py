@@ -12,7 +12,7 @@ from tests.web.conftest import DENSE, MACHINE, MakeVisit
 FILE = ".".join((*DENSE, "gguf"))
 # Address of a page -> an element that exists once the page is complete.
 MAIN_PAGES = {
-    f"/model?ref={FILE}&{MACHINE}&context=8192": "html[data-fit=ready] [aria-label^='KV cache types'] button",
+    f"/model?ref={FILE}&{MACHINE}&context=8192": "html[data-fit=ready] [role=radiogroup]",
 }
 PAGES = MAIN_PAGES | {
     "/model": "main h2",
@@ -29,7 +29,7 @@ def test_page_has_no_severe_accessibility_fault(path: str, make_visit: MakeVisit
 
 
 CONTROLS = {
-    f"/model?ref={FILE}&{MACHINE}": {"ref", "set-engine", "context-slider", "context", "set-type_k", "set-n_gpu_layers"},
+    f"/model?ref={FILE}&{MACHINE}&batch=1024": {"set-quant", "set-engine", "context-slider", "context", "set-cache", "set-n_gpu_layers"},
     f"/compare?ref=qwen3-8b&ref=qwen3-14b&{MACHINE}": {"compare-context"},
 }  # fmt: skip
 

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from urllib.parse import quote, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Response, expect
+from playwright.sync_api import Browser, Page, Response, expect
 from tests.hub.raw_server import RawServer
 from tests.web.browser import PHONE, UNREACHABLE, new_visit, script
 from tests.web.conftest import MACHINE, MakeVisit, Site
 from tests.web.model_pages import (
     choose_machine,
+    enter_model,
+    finder,
     hold,
     read,
     release,
@@ -20,11 +22,6 @@ from tests.web.model_pages import (
     wait_until_ready,
 )
 from tests.web.serving import ask, start_process, stuck_hub
-
-
-def model_field(page: Page) -> Locator:
-    return page.get_by_role("main").get_by_label("Model ID, URL or file")
-
 
 # A reference, and part of the message.
 REFUSED = (
@@ -42,8 +39,7 @@ REFUSED = (
 def test_reference_that_cannot_be_opened_has_a_message(make_visit: MakeVisit) -> None:
     page = make_visit().open(f"/model?{MACHINE}")
     for ref, message in REFUSED:
-        model_field(page).fill(ref)
-        model_field(page).press("Enter")
+        enter_model(page, ref)
         expect(page.get_by_role("heading", level=1)).to_have_text(ref)
         expect(page.get_by_role("alert")).to_contain_text(message)
         expect(page.get_by_role("button", name="Try again")).to_be_visible()
@@ -130,8 +126,7 @@ def test_opening_from_a_slow_server_can_be_cancelled(
     visit = make_visit()
     page = visit.open(f"/model?{MACHINE}")
     page.on("response", record_job)
-    model_field(page).fill(f"{silent_server.address}/slow.gguf")
-    model_field(page).press("Enter")
+    enter_model(page, f"{silent_server.address}/slow.gguf")
     expect(page.get_by_role("status").get_by_role("progressbar")).to_be_visible()
     wait_for_request(page, silent_server.requests)
     page.get_by_role("button", name="Cancel").click()
@@ -140,8 +135,7 @@ def test_opening_from_a_slow_server_can_be_cancelled(
         "async (id) => (await (await fetch(`/api/v1/jobs/${id}`)).json()).state === 'cancelled'",
         arg=job_ids[0],
     )
-    model_field(page).fill("qwen3-8b")
-    model_field(page).press("Enter")
+    enter_model(page, "qwen3-8b")
     wait_until_ready(page)
 
 
@@ -162,13 +156,19 @@ def test_page_recovers_when_the_server_restarts_on_its_port(browser: Browser, si
         page = visit.open(f"/model?ref=qwen3-8b&{MACHINE}&context=4096")
         before = read(page, "-c 4096")
         port = urlsplit(server.address).port
-    banner = page.get_by_text("The server has stopped")
+    banner = page.locator("#banner")
     set_context(page, "8192")
-    expect(banner).to_be_visible()
+    expect(banner).to_contain_text("The server has stopped")
+    # The last figures stay, in grey, and say so.
+    expect(page.locator(".model-grid")).to_have_class(re.compile("stale"))
+    answer = page.get_by_role("region", name="Answer")
+    expect(answer.get_by_role("alert")).to_contain_text("These are the last figures")
+    expect(answer.locator("[data-figure=speed] dd")).to_contain_text("tokens/s")
     with start_process("--port", str(port), env=site.environment):
         expect(banner).to_be_hidden()
-        after = read(page)
-        assert after.command.split()[:3] == before.command.split()[:3]
+        after = read(page, "-c 8192")  # the setting that was made meanwhile
+        expect(answer.get_by_role("alert")).to_be_empty()
+        assert after.sizes["KV cache"] == 2 * before.sizes["KV cache"]
         set_context(page, "16384")
         assert read(page, "-c 16384").sizes["KV cache"] == 4 * before.sizes["KV cache"]
         assert not visit.close()
@@ -195,13 +195,12 @@ def test_focus_moves_on_from_a_button_that_disappears(
 def test_progress_is_shown_until_all_answers_arrive(make_visit: MakeVisit) -> None:
     page = make_visit().open(f"/model?{MACHINE}")
     requests = hold(page, "catalog/*")
-    model_field(page).fill("qwen3-8b")
-    model_field(page).press("Enter")
+    enter_model(page, "qwen3-8b")
     wait_for_request(page, requests)
     expect(page.get_by_role("status").get_by_role("progressbar")).to_be_visible()
     release(page, "catalog/*", requests)
     wait_until_ready(page)
-    assert page.title() == "qwen3-8b - EdgeKit"
+    assert page.title() == "Qwen3 8B - EdgeKit"
 
 
 def test_failed_list_of_models_can_be_tried_again(make_visit: MakeVisit) -> None:
@@ -248,5 +247,5 @@ def test_very_long_reference_is_reported_and_fits_the_page(make_visit: MakeVisit
     page = visit.open(f"/model?ref={name}&{MACHINE}")
     expect(page.get_by_role("main")).to_contain_text("Check the spelling")
     expect(page.get_by_role("button", name="Continue without these settings")).to_have_count(0)
-    expect(model_field(page)).to_be_in_viewport()
+    expect(finder(page)).to_be_in_viewport()
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from edgekit.app.check import Check, Unanswered, check_named
 from edgekit.app.open import ResolvedModel, open_named, quantised
-from edgekit.app.search import runs_on
 from edgekit.bill.types import Start, Status, Variant, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED
@@ -16,7 +15,7 @@ from edgekit.errors import UsageError
 from edgekit.index.quality import NOTHING, Loss, weights_loss
 from edgekit.machine.types import Machine
 from edgekit.model.inspect import count_parameters
-from edgekit.plan.choice import download_bytes
+from edgekit.plan.choice import download_bytes, runs_on
 from edgekit.request import Request, Session
 from edgekit.sources.quants import SHORT_MIXES
 from edgekit.sources.types import Origin

@@ -698,3 +698,12 @@ def download_bytes(result: Verdict) -> int | None:
         return None
     engine = engine_named(result.engine)
     return engine.download_bytes(result.variant.model, result.way.setup, result.estimate)
+
+
+def runs_on(result: Verdict) -> str:
+    """'GPU', '2 GPUs', 'GPU + CPU' or 'CPU'."""
+    cards, off = result.way.cards, engine_named(result.engine).offload(result)
+    if not cards or off.everything:
+        return "CPU"
+    where = "GPU" if len(cards) == 1 else f"{len(cards)} GPUs"
+    return f"{where} + CPU" if off.layers or off.experts else where

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from edgekit.app.search import runs_on
 from edgekit.bill.types import (
     Change,
     ChangeKind,
@@ -31,7 +30,7 @@ from edgekit.index.titles import title_of
 from edgekit.machine.types import HOST, Device, Machine, together_bytes
 from edgekit.machine.what_if import IDLE
 from edgekit.model.inspect import count_parameters
-from edgekit.plan.choice import FEWER_BITS, download_bytes, is_too_short, unchecked_bytes
+from edgekit.plan.choice import FEWER_BITS, download_bytes, is_too_short, runs_on, unchecked_bytes
 from edgekit.report.bill import asked_words, basis_rows, bill_json
 from edgekit.report.hardware import budget_json, machine_json
 from edgekit.report.json import SCHEMA, Json, fields

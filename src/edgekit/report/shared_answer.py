@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgekit.app.check import Check
-from edgekit.app.search import runs_on
 from edgekit.bill.types import Verdict
 from edgekit.engines.choices import AS_NAMED
 from edgekit.errors import NotFoundError, printable
@@ -21,7 +20,7 @@ from edgekit.index.titles import publisher_of
 from edgekit.index.titles import title_of as index_title
 from edgekit.index.types import Entry
 from edgekit.machine.types import Machine, together_bytes
-from edgekit.plan.choice import download_bytes
+from edgekit.plan.choice import download_bytes, runs_on
 from edgekit.report.check import (
     embeds,
     headline,

@@ -251,7 +251,8 @@ NAMES = [
     "max_context", "way_context", "recommended_context", "native_context",
     "quantization", "cache", "download_bytes", "step", "speed",
     "first_token_s", "load_s", "min_speed", "is_fast_enough", "fastest", "required_bytes", "available_bytes", "utilization",
-    "engine", "machine", "budgets", "way", "flags", "reasons", "changes", "basis", "estimate", "command", "notes",
+    "engine", "machine", "budgets", "way", "place", "runs_on", "embeds", "doubt", "from_index", "flags", "reasons",
+    "changes", "basis", "estimate", "command", "commands", "notes",
 ]  # fmt: skip
 BUDGET = {
     "name", "pools", "total_bytes", "free_bytes", "reserve_bytes", "because", "blocked", "available_bytes",

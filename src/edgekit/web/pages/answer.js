@@ -3,7 +3,7 @@
 import { bar, legend, sentence, verdict } from "./bar.js";
 import { el } from "./dom.js";
 import { engineNamed, engineWords } from "./engines.js";
-import { gib, gibOf, gigabytes, kilo } from "./format.js";
+import { gb, gib, gibOf, wholeK } from "./format.js";
 import { COMMON, MODEL } from "./texts.js";
 
 const AUTO = "auto"; // a cache type that says nothing
@@ -18,8 +18,8 @@ function verbOf({ embeds, engine }) {
 }
 
 /**
- * Parts of the sentence for a load that runs: [text, whether only the check knows it]. A check says the place as it chose
- * it, a fit as it was told.
+ * Parts of the sentence for a load that runs: [text, whether only the check knows it]. A check says the place as EdgeKit
+ * chose it, a fit as its flags say.
  */
 function parts(fit, check, isOfIt) {
   const verb = fit.engine === check?.engine.name ? verbOf(check) : MODEL.runs;
@@ -46,7 +46,9 @@ function sentenceNode(fit, check, isOfIt) {
   const status = fit.refused ? "refused" : fit.status;
   const text = isPlain
     ? [sentence(told, status)]
-    : parts(fit, check, isOfIt).map(([words, isOfCheck]) => el("span", { class: isOfCheck && "of-check", text: words }));
+    : parts(fit, check, isOfIt).map(([words, isOfCheck]) =>
+      el("span", { class: isOfCheck && "of-check", text: words })
+    );
   return el(
     "p",
     { class: "told" },
@@ -78,6 +80,8 @@ function reasons(fit, check, isOfIt) {
   return el("ul", { class: "notes why", "aria-label": MODEL.why }, check.reasons.map((text) => el("li", { text })));
 }
 
+export const isSample = (reference) => Boolean(reference?.startsWith("sample:"));
+
 const figureNode = ({ name, value, unit, title, isOfCheck, key }) =>
   el(
     "div",
@@ -87,7 +91,7 @@ const figureNode = ({ name, value, unit, title, isOfCheck, key }) =>
   );
 
 function speedFigure({ speed, can_load: canLoad }) {
-  if (!speed || !canLoad) return { key: "speed", name: MODEL.speed, value: MODEL.noValue };
+  if (!speed || !canLoad) return { key: "speed", name: MODEL.speed, value: canLoad ? COMMON.unknown : MODEL.noValue };
   const interval = MODEL.speedInterval(speed.decode);
   const unit = [MODEL.speedUnit, interval && `(${interval})`].filter(Boolean).join(" ");
   return { key: "speed", name: MODEL.speed, value: MODEL.speedValue(speed.typical), unit, title: speed.because };
@@ -106,15 +110,16 @@ function contextFigure(fit, check) {
   const name = MODEL.maxContext;
   if (!most) return { key: "context", name, value: COMMON.none, isOfCheck: true };
   const unit = MODEL.contextNow(fit.context_tokens);
-  return { key: "context", name, value: kilo(most), unit, title: COMMON.tokens(most), isOfCheck: true };
+  return { key: "context", name, value: wholeK(most), unit, title: COMMON.tokens(most), isOfCheck: true };
 }
 
 function downloadFigure(check) {
   const size = check?.download_bytes;
   const name = MODEL.download;
+  if (isSample(check?.reference)) return { key: "download", name, value: MODEL.noValue, unit: MODEL.sample };
   if (!size) return { key: "download", name, value: MODEL.noDownload, unit: MODEL.onThisMachine, isOfCheck: true };
   const { quantization: unit } = check;
-  return { key: "download", name, value: gigabytes(size), unit, title: COMMON.bytes(size), isOfCheck: true };
+  return { key: "download", name, value: gb(size), unit, title: COMMON.bytes(size), isOfCheck: true };
 }
 
 /** What the answer is for: quantisation, context, cache, engine, and what lies in RAM. */

@@ -98,8 +98,7 @@ function sumNode(name, pool, sum) {
 
 const HEADS = ["part", "memory", "size", "basis", "why"];
 
-const headNode = (name) =>
-  el("th", { scope: "col", class: name === "size" && "number", text: MODEL.columns[name] });
+const headNode = (name) => el("th", { scope: "col", class: name === "size" && "number", text: MODEL.columns[name] });
 
 const laterHead = () => el("tr", {}, el("th", { colSpan: 5, scope: "rowgroup", text: MODEL.later }));
 

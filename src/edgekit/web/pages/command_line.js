@@ -2,10 +2,11 @@
 
 import { flagWords } from "./engines.js";
 
+const ESCAPED = String.raw`'\''`; // a quote within quotes
 const SAFE = /^[\w@%+=:,./-]+$/;
 
 /** A word as a POSIX shell reads it. */
-const quoted = (word) => (SAFE.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`);
+const quoted = (word) => (SAFE.test(word) ? word : ["", word.replaceAll("'", ESCAPED), ""].join("'"));
 
 /** What is asked about, as flags; nothing for this machine. */
 function machineWords({ device, ram, vram, cpu }) {

@@ -11,7 +11,12 @@ const MOVES = { ArrowRight: 1, ArrowLeft: -1 };
 
 /** One text to copy, with its name above it where there are several. */
 export function commandBlock({ name, text, notes = [] }, hasName) {
-  const button = el("button", { type: "button", class: "copy", text: COMMON.copy, "aria-label": COMMANDS.copyNamed(name) });
+  const button = el("button", {
+    type: "button",
+    class: "copy",
+    text: COMMON.copy,
+    "aria-label": COMMANDS.copyNamed(name),
+  });
   button.addEventListener("click", () => copy(text, button));
   const code = el("code", { text });
   const pre = el("pre", { tabIndex: 0, "aria-label": name }, code);

@@ -131,7 +131,16 @@ function tick(count, kind, most, onpick) {
   const word = SETTINGS.ticks[kind];
   const mark = el("span", { class: "tick", "aria-hidden": "true" });
   mark.style.left = `${(100 * placeOf(count, most)) / STEPS}%`;
-  const words = { title: tokens(count), text: SETTINGS.tick(word, count), "aria-label": SETTINGS.tickLabel(word, count) };
-  const button = el("button", { type: "button", class: "quiet small", ...words, onclick: (event) => onpick(count, event) });
+  const words = {
+    title: tokens(count),
+    text: SETTINGS.tick(word, count),
+    "aria-label": SETTINGS.tickLabel(word, count),
+  };
+  const button = el("button", {
+    type: "button",
+    class: "quiet small",
+    ...words,
+    onclick: (event) => onpick(count, event),
+  });
   return el("div", { class: `tick-row ${kind === "native" ? "native" : "largest"}` }, mark, button);
 }

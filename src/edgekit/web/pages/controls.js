@@ -3,7 +3,7 @@
 import { cacheFlags, cacheName, cacheTypes } from "./cache_names.js";
 import { contextControl } from "./context_control.js";
 import { el } from "./dom.js";
-import { CONTROL_KEYS, ENGINES, engineLabel, engineNamed } from "./engines.js";
+import { CONTROL_KEYS, engineLabel, engineNamed, ENGINES } from "./engines.js";
 import { COMMON, SETTINGS } from "./texts.js";
 
 const KNOWN = new Set(["engine", "context", "quant", ...CONTROL_KEYS]);
@@ -49,7 +49,12 @@ function quantControl(settings, onweights) {
     const texts = rows.map((row) => [row.quant, SETTINGS.quantizationOption(row.quant, row.download_bytes)]);
     fill(select, best ? SETTINGS.valueAuto(best) : COMMON.auto, texts, value);
   };
-  const node = el("div", { class: "control wide" }, el("label", { htmlFor: select.id, text: SETTINGS.quantization }), select);
+  const node = el(
+    "div",
+    { class: "control wide" },
+    el("label", { htmlFor: select.id, text: SETTINGS.quantization }),
+    select,
+  );
   return { node, show };
 }
 
@@ -262,6 +267,11 @@ function engineMenu(onpick) {
     select.options[0].textContent = settings.isAuto("engine") && named ? SETTINGS.engineAuto(named) : COMMON.auto;
     select.value = settings.chosen.engine ?? "";
   };
-  const node = el("div", { class: "control wide" }, el("label", { htmlFor: "set-engine", text: COMMON.engine }), select);
+  const node = el(
+    "div",
+    { class: "control wide" },
+    el("label", { htmlFor: "set-engine", text: COMMON.engine }),
+    select,
+  );
   return { node, select, show };
 }

@@ -34,7 +34,8 @@ export const ENGINES = [["", COMMON.auto], ...engines.map(({ name, label }) => [
 export const CONTROL_KEYS = engines.flatMap((one) => one.controls.map((row) => row.key));
 
 /** The flags of all engines that are about one of these things: "weights", "cache", "placement" ... */
-export const flagsAbout = (...groups) => new Set(engines.flatMap((one) => groups.flatMap((group) => one.groups[group])));
+export const flagsAbout = (...groups) =>
+  new Set(engines.flatMap((one) => groups.flatMap((group) => one.groups[group])));
 
 /** Flag -> the flag that says the same in another way. */
 export const INSTEAD_OF = Object.assign({}, ...engines.map((one) => one.instead_of));
@@ -48,7 +49,9 @@ export function engineWords({ name, version }) {
 export const verdictWord = (status, name) => BY_NAME.get(name)?.verdicts[status] ?? VERDICTS[status] ?? status;
 
 /** Every word that some engine has for a verdict. */
-export const verdictWords = (status) => [...new Set([null, ...BY_NAME.keys()].map((name) => verdictWord(status, name)))];
+export const verdictWords = (
+  status,
+) => [...new Set([null, ...BY_NAME.keys()].map((name) => verdictWord(status, name)))];
 
 const byPrograms = [...engines].sort((a, b) => b.programs.length - a.programs.length); // the widest choice first
 const hasTab = (engine, label) => engine.programs.some((program) => program.label === label);

@@ -12,12 +12,6 @@ const COUNTS = [
   [1e6, "M"],
   [1e3, "K"],
 ];
-const DOWNLOADS = [
-  [1e12, "TB"],
-  [1e9, "GB"],
-  [1e6, "MB"],
-  [1e3, "KB"],
-];
 const grouped = new Intl.NumberFormat("en-US");
 const grouped1 = new Intl.NumberFormat("en-US", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 
@@ -55,17 +49,6 @@ export function short(n) {
   if (n >= 1024 ** 2 && n % 1024 ** 2 === 0) return `${n / 1024 ** 2}M`;
   if (n >= 1024 && n % 1024 === 0) return `${n / 1024}K`;
   return tokens(n);
-}
-
-/** 47104 -> "46K": whole K, rounded down, for headlines. */
-export function kilo(n) {
-  return n >= 1024 ? short(1024 * Math.floor(n / 1024)) : tokens(n);
-}
-
-/** 17397559424 -> "17.4 GB": decimal, as hub pages and browsers show a download. */
-export function gigabytes(n) {
-  const [step, unit] = DOWNLOADS.find(([size]) => n >= size) ?? [1, "B"];
-  return `${step > 1 ? grouped1.format(n / step) : n} ${unit}`;
 }
 
 /** 8190735360 -> "8.2B". */

@@ -4,16 +4,19 @@ import { call, isPassing } from "./api.js";
 import { verdict } from "./bar.js";
 import { el, fault } from "./dom.js";
 import { verdictWord } from "./engines.js";
-import { gigabytes } from "./format.js";
+import { gb } from "./format.js";
 import { LADDER } from "./texts.js";
 
 const SKELETON_ROWS = 8;
+const PAUSE_MS = 400; // after a check: settings may move on
 const MOVES = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 };
 const COLUMNS = ["quant", "download", "verdict", "speed", "context", "loss"];
 
+const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+
 const sizeText = (row) => {
   const size = row.download_bytes ?? row.size_bytes;
-  return size ? gigabytes(size) : LADDER.noValue;
+  return size ? gb(size) : LADDER.noValue;
 };
 
 function lossText({ loss }) {
@@ -73,7 +76,13 @@ export class QuantLadder {
     signal.addEventListener("abort", () => this.#asked.abort());
   }
 
-  /** Asks again, where the question is another one. Settings that move call this when they rest. */
+  /** Settings move: what was asked is called off, so that nothing waits behind it. */
+  hold() {
+    if (this.node.ariaBusy === "true") this.#of = null;
+    this.#asked.abort();
+  }
+
+  /** Asks again, where the question is another one and stays for a moment. */
   async refresh() {
     const fields = this.#fields();
     const now = JSON.stringify(fields);
@@ -85,6 +94,8 @@ export class QuantLadder {
     this.node.classList.add("stale");
     this.node.ariaBusy = "true";
     try {
+      if (this.rows.length) await pause(PAUSE_MS);
+      if (signal.aborted) return null;
       const found = await call("ladder", fields, { signal });
       if (!signal.aborted) this.#show(found);
     } catch (error) {
@@ -147,7 +158,8 @@ export class QuantLadder {
   chosenRow() {
     const names = Object.values(this.#weights()).map((name) => String(name).toLowerCase());
     if (!names.length) return this.rows.find((row) => row.is_chosen) ?? null;
-    const isNamed = (row) => [row.quant, ...Object.values(row.flags)].some((name) => names.includes(name.toLowerCase()));
+    const isNamed = (row) =>
+      [row.quant, ...Object.values(row.flags)].some((name) => names.includes(name.toLowerCase()));
     return this.rows.find(isNamed) ?? null;
   }
 
@@ -174,7 +186,10 @@ export class QuantLadder {
   #skeleton() {
     const row = () => el("div", { class: "rung" }, el("span", { class: "cell skeleton", text: LADDER.noValue }));
     const rows = Array.from({ length: SKELETON_ROWS }, row);
-    this.node.replaceChildren(headRow(), el("div", { class: "rungs", "aria-label": LADDER.loading, role: "status" }, rows));
+    this.node.replaceChildren(
+      headRow(),
+      el("div", { class: "rungs", "aria-label": LADDER.loading, role: "status" }, rows),
+    );
   }
 }
 
@@ -185,7 +200,9 @@ function focusOne(radios, at) {
 
 /** The headings: each row says everything itself, so they are only for the eye. */
 function headRow() {
-  const heads = COLUMNS.map((key) => el("span", { class: `cell at-${key}`, text: LADDER.columns[key], title: titleOf(key) }));
+  const heads = COLUMNS.map((key) =>
+    el("span", { class: `cell at-${key}`, text: LADDER.columns[key], title: titleOf(key) })
+  );
   return el("div", { class: "rung head", "aria-hidden": "true" }, heads);
 }
 

@@ -20,18 +20,24 @@ const isSparse = ({ parameters, active_parameters: active }) => Boolean(active &
 export function modelHead(name, signal) {
   const title = el("h1", { text: name });
   const line = el("p", { class: "model-facts" });
-  const picker = el("div", { class: "model-machine" }, el("span", { class: "muted", text: MODEL.on }), machinePicker(signal));
+  const picker = el(
+    "div",
+    { class: "model-machine" },
+    el("span", { class: "muted", text: MODEL.on }),
+    machinePicker(signal),
+  );
   const show = (facts) => {
     title.textContent = facts.title ?? name;
     document.title = SHELL.title(title.textContent);
     const parts = [
-      facts.publisher,
-      facts.parameters && COMMON.parameters(facts.parameters),
-      isSparse(facts) && COMMON.active(facts.active_parameters),
-      facts.licence && MODEL.licence(facts.licence),
-      hubLink(facts.repository),
-    ].filter(Boolean);
-    line.replaceChildren(...parts.flatMap((part, at) => (at ? [" · ", part] : [part])));
+      ["publisher", facts.publisher],
+      ["parameters", facts.parameters && COMMON.parameters(facts.parameters)],
+      ["active", isSparse(facts) && COMMON.active(facts.active_parameters)],
+      ["licence", facts.licence && MODEL.licence(facts.licence)],
+      ["hub", hubLink(facts.repository)],
+    ].filter(([, part]) => part);
+    const nodes = parts.map(([name, part], at) => el("span", { class: `fact-${name}` }, at ? " · " : "", part));
+    line.replaceChildren(...nodes);
   };
   return { node: el("header", { class: "model-head" }, title, line, picker), show, title };
 }

@@ -1,7 +1,7 @@
 // The answer about one model: built once, updated with each answer; what is folded computes nothing.
 
 import { connection, isPassing } from "./api.js";
-import { bars, headline, setupLine, spokenSentence } from "./answer.js";
+import { bars, headline, isSample, setupLine, spokenSentence } from "./answer.js";
 import { verdict } from "./bar.js";
 import { billTable, notes, poolNames } from "./breakdown.js";
 import { cacheName, cacheTypes, ONE_TYPE, otherHalf } from "./cache_names.js";
@@ -13,7 +13,7 @@ import { controls } from "./controls.js";
 import { announce, el, fault, refill, scrollRoom } from "./dom.js";
 import { engineNamed, verdictWord } from "./engines.js";
 import { fold } from "./fold.js";
-import { kilo } from "./format.js";
+import { wholeK } from "./format.js";
 import { QuantLadder } from "./ladder.js";
 import { machine, machineName } from "./machine.js";
 import { Plot } from "./plot.js";
@@ -123,6 +123,8 @@ export class ModelView {
   }
 
   #layout() {
+    const hint = isSample(this.#settings.ref) && el("p", { class: "muted small", text: COMMANDS.sample });
+    const commands = [this.commands.node, this.setup, hint];
     const answer = el("section", { class: "panel answer", "aria-label": MODEL.answer }, this.head, this.fault);
     const memory = el("section", { class: "panel bars-panel", "aria-label": MODEL.memories }, this.bars);
     this.ladderPanel = section(LADDER.title, "ladder-panel", this.ladder.node);
@@ -131,7 +133,7 @@ export class ModelView {
       { class: "model-main" },
       answer,
       memory,
-      el("section", { class: "panel commands-panel", "aria-label": COMMANDS.title }, this.commands.node, this.setup),
+      el("section", { class: "panel commands-panel", "aria-label": COMMANDS.title }, commands),
       this.ladderPanel,
       this.changes.node,
       this.plotFold.node,
@@ -241,6 +243,7 @@ export class ModelView {
   /** The settings are others now: what is shown of those before looks so. */
   #leave() {
     this.#failed = {};
+    this.ladder.hold();
     this.#setStale(true);
   }
 
@@ -335,7 +338,7 @@ export class ModelView {
     this.#showChanges(check);
     this.commands.show(check);
     this.ladder.refresh();
-    this.side.summarise([check.quantization, kilo(check.context_tokens), check.cache]);
+    this.side.summarise([check.quantization, wholeK(check.context_tokens), check.cache]);
     if (this.#session.isPresent("fit")) this.#refresh(check);
     else this.#setStale(true);
   }
@@ -373,7 +376,8 @@ export class ModelView {
     if (isRefused && this.#pair(error.about)) return;
     this.#failed[what] = error;
     this.#tellFailed();
-    if (what === "check" && isPassing(error) && this.#session.isPresent("fit")) return; // the numbers are those of the settings
+    const hasFigures = this.#session.isPresent("fit"); // of these settings
+    if (what === "check" && isPassing(error) && hasFigures) return;
     this.#setStale(true);
     if (isPassing(error)) return; // the last answer stays, in grey
     this.head.classList.toggle("present", isRefused);
@@ -442,7 +446,7 @@ export class ModelView {
     const { check } = this.#session;
     const engine = engineNamed(check?.engine.name);
     const rows = [{ name: COMMANDS.edgekitCheck, text: checkCommand("check", settings, machine) }];
-    const isRunnable = check?.can_load && !settings.ref.startsWith("sample:");
+    const isRunnable = check?.can_load && !isSample(settings.ref);
     if (isRunnable && engine?.runs) rows.push({ name: COMMANDS.edgekitRun, text: runCommand("run", settings) });
     if (isRunnable && engine?.serves) rows.push({ name: COMMANDS.edgekitServe, text: runCommand("serve", settings) });
     return rows;

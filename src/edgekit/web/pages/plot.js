@@ -23,7 +23,7 @@ function boxOf(width, curves) {
   return { left, top: 26, width: width - left - right, height: HEIGHT - 26 - 44 };
 }
 
-/** Each cache type has its own colour; of more than there are colours, those that are drawn differ as long as they can. */
+/** Each cache type has its own colour; where there are more types than colours, those that are drawn differ first. */
 function coloursOf(caches, drawn) {
   const free = new Set(Array.from({ length: COLOURS }, (_, i) => i));
   const found = new Map(caches.map((cache, i) => [cache, i % COLOURS]));
@@ -41,7 +41,7 @@ function isMovable({ engine, estimate }) {
   return engineNamed(engine)?.pins_placement && estimate !== null && estimate.backend !== "cpu";
 }
 
-/** onpick(tokens, event) hears which context is wanted, onwant(cache) which line is not there yet, onagain() that all are. */
+/** onpick(tokens, event): a context is wanted; onwant(cache): a line that is not there yet; onagain(): all of them. */
 export class Plot {
   #curves = []; // of all memories
   #memory = null;
@@ -68,12 +68,29 @@ export class Plot {
   }
 
   #build() {
-    const log = el("input", { type: "checkbox", id: "plot-log", oninput: (event) => this.#setLog(event.target.checked) });
+    const log = el("input", {
+      type: "checkbox",
+      id: "plot-log",
+      oninput: (event) => this.#setLog(event.target.checked),
+    });
     this.beyond = el("p", { class: "hint" });
     this.placed = el("p", { class: "hint" });
     this.none = el("div", { class: "plot-none muted" }, ...this.#why);
     this.picker = el("label", { class: "row", hidden: true }, PLOT.memory, this.memories);
-    this.stage = el("div", { class: "plot-stage", tabIndex: 0, role: "slider", "aria-label": PLOT.stage, "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 }, this.svg, this.tip);
+    this.stage = el(
+      "div",
+      {
+        class: "plot-stage",
+        tabIndex: 0,
+        role: "slider",
+        "aria-label": PLOT.stage,
+        "aria-valuemin": 0,
+        "aria-valuemax": 0,
+        "aria-valuenow": 0,
+      },
+      this.svg,
+      this.tip,
+    );
     this.node = el(
       "div",
       {},
@@ -83,7 +100,12 @@ export class Plot {
       this.placed,
       this.legend.drawn,
       this.legend.more,
-      el("details", { class: "unfold", ontoggle: () => this.#tabulate() }, el("summary", { text: PLOT.table }), this.table),
+      el(
+        "details",
+        { class: "unfold", ontoggle: () => this.#tabulate() },
+        el("summary", { text: PLOT.table }),
+        this.table,
+      ),
     );
   }
 
@@ -106,7 +128,14 @@ export class Plot {
     this.#curves = curves.map((curve) => ({ ...curve, colour: colours.get(curve.cache) }));
     this.#present = present;
     this.#listMemories();
-    this.legend.show(caches.map((cache) => ({ cache, colour: colours.get(cache), curves: this.#curves.filter((curve) => curve.cache === cache), refused: refused.get(cache) })));
+    this.legend.show(
+      caches.map((cache) => ({
+        cache,
+        colour: colours.get(cache),
+        curves: this.#curves.filter((curve) => curve.cache === cache),
+        refused: refused.get(cache),
+      })),
+    );
     this.#redraw();
   }
 
@@ -136,7 +165,9 @@ export class Plot {
     const names = [...new Set(this.#curves.map((curve) => curve.memory))];
     if (!names.includes(this.#memory)) this.#memory = this.#tightest(names);
     this.picker.hidden = names.length < 2;
-    this.memories.replaceChildren(...names.map((name) => el("option", { value: name, text: name, selected: name === this.#memory })));
+    this.memories.replaceChildren(
+      ...names.map((name) => el("option", { value: name, text: name, selected: name === this.#memory })),
+    );
   }
 
   #tightest(names) {
@@ -168,7 +199,9 @@ export class Plot {
   }
 
   #shown() {
-    return this.#curves.filter((curve) => curve.memory === this.#memory && curve.points.length && this.legend.isShown(curve.cache));
+    return this.#curves.filter((curve) =>
+      curve.memory === this.#memory && curve.points.length && this.legend.isShown(curve.cache)
+    );
   }
 
   #sizeNow() {
@@ -189,10 +222,21 @@ export class Plot {
       return;
     }
     const { box } = this.#view;
-    const clip = svg("clipPath", { id: "plot-clip" }, svg("rect", { x: box.left, y: box.top, width: box.width, height: box.height }));
+    const clip = svg(
+      "clipPath",
+      { id: "plot-clip" },
+      svg("rect", { x: box.left, y: box.top, width: box.width, height: box.height }),
+    );
     this.cross = svg("g", { class: "cross" });
     this.mark = svg("g");
-    this.svg.replaceChildren(svg("defs", {}, clip), axes(this.#view), lines({ ...this.#view, present: this.#present }), this.mark, rules(this.#view), this.cross);
+    this.svg.replaceChildren(
+      svg("defs", {}, clip),
+      axes(this.#view),
+      lines({ ...this.#view, present: this.#present }),
+      this.mark,
+      rules(this.#view),
+      this.cross,
+    );
     this.#mark();
     const last = curves[0].points.length - 1;
     this.stage.setAttribute("aria-valuemax", last);
@@ -204,7 +248,16 @@ export class Plot {
     const contexts = contextSpan(curves, this.#fit?.context_tokens);
     const { budget_bytes: budget, native } = curves[0];
     const sizes = bytesSpan(curves, budget, this.#sizeNow() ?? 0);
-    return { box, curves, contexts, sizes, budget, native, isLog: this.#isLog, scale: scales(box, contexts, sizes, this.#isLog) };
+    return {
+      box,
+      curves,
+      contexts,
+      sizes,
+      budget,
+      native,
+      isLog: this.#isLog,
+      scale: scales(box, contexts, sizes, this.#isLog),
+    };
   }
 
   #mark() {
@@ -242,7 +295,12 @@ export class Plot {
     const count = curves[0].points[index][0];
     const rows = curves.filter((curve) => curve.points[index]).map((curve) => [curve, curve.points[index][1]]);
     const list = rows.map(([curve, size]) =>
-      el("li", {}, el("span", { class: `k${curve.colour}`, text: curve.cache }), el("span", { title: COMMON.bytes(size), text: bytes(size) })),
+      el(
+        "li",
+        {},
+        el("span", { class: `k${curve.colour}`, text: curve.cache }),
+        el("span", { title: COMMON.bytes(size), text: bytes(size) }),
+      )
     );
     this.tip.replaceChildren(el("strong", { text: COMMON.tokens(count) }), el("ul", {}, ...list));
     const isRight = scale.x(count) > box.left + box.width / 2;

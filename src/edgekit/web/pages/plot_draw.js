@@ -46,7 +46,9 @@ function heightAt(x, points, scale) {
 function calmerEnd({ box, scale, curves }, words, baseline) {
   const wide = words.length * LETTER;
   const crossed = (left) =>
-    curves.filter(({ points }) => heightAt(left, points, scale) > baseline - LABEL_GAP && heightAt(left + wide, points, scale) < baseline + 4).length;
+    curves.filter(({ points }) =>
+      heightAt(left, points, scale) > baseline - LABEL_GAP && heightAt(left + wide, points, scale) < baseline + 4
+    ).length;
   const [left, right] = [box.left + 6, box.left + box.width - 6];
   return crossed(right - wide) < crossed(left) ? { x: right, anchor: "end" } : { x: left, anchor: "start" };
 }
@@ -65,7 +67,15 @@ export function rules({ box, scale, sizes, contexts, curves, budget, native }) {
     const x = scale.x(native);
     const isRight = x > box.left + box.width / 2;
     nodes.push(line("native", x, box.top, x, box.top + box.height));
-    nodes.push(text("native-text", x + (isRight ? -6 : 6), box.top + box.height - 8, PLOT.trained(native), isRight ? "end" : "start"));
+    nodes.push(
+      text(
+        "native-text",
+        x + (isRight ? -6 : 6),
+        box.top + box.height - 8,
+        PLOT.trained(native),
+        isRight ? "end" : "start",
+      ),
+    );
   }
   return svg("g", { class: "rules" }, ...nodes);
 }
@@ -80,7 +90,7 @@ export function lines({ box, scale, sizes, curves, present }) {
       class: `curve k${curve.colour}${curve.cache === present ? " present" : ""}`,
       d: path(curve.points, scale),
       "clip-path": "url(#plot-clip)",
-    }),
+    })
   );
   return svg("g", { class: "curves" }, ...drawn, ...names({ box, scale, sizes, curves, present }));
 }
@@ -89,7 +99,10 @@ function names({ box, scale, sizes, curves, present }) {
   const ends = curves.map((curve) => visibleEnd(curve.points, sizes[1]));
   const kept = ends.map((end) => !end.isCut);
   const beside = curves.filter((_, i) => kept[i]);
-  const places = spread(beside.map((curve) => scale.y(curve.points.at(-1)[1]) + 4), LABEL_GAP, [box.top + 4, box.top + box.height]);
+  const places = spread(beside.map((curve) => scale.y(curve.points.at(-1)[1]) + 4), LABEL_GAP, [
+    box.top + 4,
+    box.top + box.height,
+  ]);
   const named = (curve, x, y, anchor) =>
     text(`curve-name k${curve.colour}${curve.cache === present ? " present" : ""}`, x, y, curve.cache, anchor);
   const cut = curves

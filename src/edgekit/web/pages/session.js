@@ -53,7 +53,9 @@ export class Session extends EventTarget {
 
   /** The answers to the settings as they are now; one that did not come is left out. */
   present() {
-    return Object.fromEntries(Object.keys(FIELDS).filter((what) => this.isPresent(what)).map((what) => [what, this[what]]));
+    return Object.fromEntries(
+      Object.keys(FIELDS).filter((what) => this.isPresent(what)).map((what) => [what, this[what]]),
+    );
   }
 
   /** Once nothing is on its way, or the time is over. */
@@ -114,12 +116,12 @@ export class Session extends EventTarget {
     this.#mark();
   }
 
-  /** Until they are "ready", answers are of the settings before; "old": the newest one failed. Of a page that was left nothing is said. */
+  /** Until they are "ready", answers are of the settings before; "old": the newest one failed. */
   #mark() {
-    if (this.#signal.aborted) return;
+    if (this.#signal.aborted) return; // the page was left
     const { dataset } = document.documentElement;
     const word = (name) => (this.isPresent(name) ? "ready" : this.#open.has(name) ? "busy" : "old");
-    const hasLines = (this.drawsCurves && this.curves.length > 0) || this.#open.has("curves"); // else it is told why there are none
+    const hasLines = (this.drawsCurves && this.curves.length > 0) || this.#open.has("curves");
     dataset.fit = this.#open.has("fit") || this.#open.has("judge") ? "busy" : "ready";
     dataset.check = word("check");
     dataset.curves = hasLines ? word("curves") : "ready";

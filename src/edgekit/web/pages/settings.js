@@ -7,7 +7,8 @@ const PLACEMENT = flagsAbout("placement", "backend");
 const CARDS = flagsAbout("placement", "backend", "cards"); // said of a machine's own cards
 const CACHE = flagsAbout("cache");
 const ANY_ENGINE = new Set(["engine", "context", "min_context", "window_budget", "job"]);
-const PLANNED = new Set(["context", "min_context", "job", "users", "min_speed", "max_use", "reserve"]); // by every engine
+/** What every engine understands. */
+const PLANNED = new Set(["context", "min_context", "job", "users", "min_speed", "max_use", "reserve"]);
 const INSTEAD = { ...INSTEAD_OF, context: "job" }; // one says what the other does
 const SIZING = new Set(["job", "window_budget"]); // a context is made of them, where none is said
 
@@ -117,7 +118,8 @@ export class Settings {
 
   /** The question without its weights: every quantisation is listed. */
   ladderFields() {
-    return Object.fromEntries(Object.entries(this.checkFields()).filter(([key]) => !WEIGHTS.has(key)));
+    const kept = Object.entries(this.checkFields()).filter(([key]) => !WEIGHTS.has(key));
+    return { ...Object.fromEntries(kept), engine: this.chosen.engine ?? this.engine };
   }
 
   /** The question that another engine is asked: what every engine understands. */

@@ -51,7 +51,7 @@ function busyButton(text, f, className) {
 }
 
 /**
- * Opens the dialog. fields: of the check; name: of the files; title and machine: for the badge; command: edgekit share ...;
+ * Opens the dialog. fields: of the check; name: of the files; title and machine: for the badge; command: `edgekit share`;
  * answer(): what the JSON holds, once it is there.
  */
 export function openShare({ fields, name, title, machine, command, answer }) {
@@ -105,8 +105,7 @@ export function openShare({ fields, name, title, machine, command, answer }) {
   return node;
 }
 
-const commandBox = (command) =>
-  el("pre", { tabIndex: 0, "aria-label": SHARE.command }, el("code", { text: command }));
+const commandBox = (command) => el("pre", { tabIndex: 0, "aria-label": SHARE.command }, el("code", { text: command }));
 
 function copyButton(command) {
   const button = el("button", { type: "button", class: "copy", text: COMMON.copy });

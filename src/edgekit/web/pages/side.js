@@ -16,7 +16,12 @@ export function side(controls, { onreset, onshare, signal }) {
   const column = el("aside", { class: "panel side", "aria-label": SETTINGS.title });
   const sheet = el("dialog", { class: "sheet", "aria-label": SETTINGS.title });
   const summary = el("small");
-  const open = el("button", { type: "button", class: "sheet-open primary" }, el("span", { text: SETTINGS.open }), summary);
+  const open = el(
+    "button",
+    { type: "button", class: "sheet-open primary" },
+    el("span", { text: SETTINGS.open }),
+    summary,
+  );
   open.addEventListener("click", () => sheet.showModal());
   done.addEventListener("click", () => sheet.close());
   sheet.addEventListener("click", (event) => event.target === sheet && sheet.close()); // outside the box

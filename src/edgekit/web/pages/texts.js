@@ -4,15 +4,15 @@
 import {
   bytes,
   figure,
+  gb,
   gib,
   gibOf,
-  gigabytes,
-  kilo,
   params,
   rate,
   rateInterval,
   short,
   tokens,
+  wholeK,
 } from "./format.js";
 
 const plural = (count, one, many = `${one}s`) => `${tokens(count)} ${count === 1 ? one : many}`;
@@ -312,7 +312,7 @@ export const MODEL = {
   answered: (name) => `${name}: checked`,
   welcome: {
     title: "Try one",
-    lead: "EdgeKit reads a model's header, never its weights, and shows what each byte of memory is for before you download anything.",
+    lead: "EdgeKit reads a model's header, never its weights, and tells before you download anything.",
     index: "A model from the index",
     repository: "A Hugging Face repository, with a quantisation if it has several",
     url: "The URL of a file",
@@ -330,13 +330,13 @@ export const MODEL = {
   embeds: "Embeds",
   start: (verb, place) => `${verb} ${place}`,
   speedPart: (typical) => ` at ${rate(typical)}`,
-  roomPart: (count) => `, with room for ${kilo(count)} tokens`,
+  roomPart: (count) => `, with room for ${wholeK(count)} tokens`,
   roughPart: (why) => ` (rough estimate: ${why})`,
   full: "Nothing to spare: close other programs first.",
   tight: (left) => `Only ${left} to spare: close other programs first.`,
   fromIndex: "Hugging Face could not be reached: these figures are from EdgeKit's index.",
   setup: ({ quantization, context, cache, engine, way }) =>
-    [quantization, `${kilo(context)} context`, cache && `${cache} KV cache`, engine, way].filter(Boolean).join(" · "),
+    [quantization, `${wholeK(context)} context`, cache && `${cache} KV cache`, engine, way].filter(Boolean).join(" · "),
   fitsBut: "There is enough memory, but edgekit check says no: ",
   speed: "Speed",
   speedUnit: "tokens/s",
@@ -346,15 +346,21 @@ export const MODEL = {
   memoryUnknown: "Memory",
   of: (size) => `of ${size}`,
   maxContext: "Max context",
-  contextUnit: "tokens",
-  contextNow: (count) => `tokens, ${kilo(count)} set`,
+  contextNow: (count) => `tokens, ${wholeK(count)} set`,
   download: "Download",
   noDownload: "None",
   onThisMachine: "already on this machine",
+  sample: "a sample header",
   noValue: "-",
   breakdown: "Memory breakdown",
   breakdownTable: "Memory breakdown as a table",
-  columns: { part: "Component", memory: "Memory", size: "Size, exact bytes", basis: "Basis", why: "How it is computed" },
+  columns: {
+    part: "Component",
+    memory: "Memory",
+    size: "Size, exact bytes",
+    basis: "Basis",
+    why: "How it is computed",
+  },
   subtotal: "Subtotal",
   total: "Total",
   hostMemory: "RAM",
@@ -390,7 +396,7 @@ export const SETTINGS = {
   resetHint: "Undo all your settings",
   share: "Share",
   quantization: "Quantisation",
-  quantizationOption: (name, download) => (download ? `${name} · ${gigabytes(download)}` : name),
+  quantizationOption: (name, download) => (download ? `${name} · ${gb(download)}` : name),
   cache: "KV cache",
   context: "Context (tokens)",
   contextSlider: "Context, log scale",
@@ -399,7 +405,7 @@ export const SETTINGS = {
   contextWrong: (typed) =>
     typed ? `"${typed}" is not a number of tokens. Enter 8192 or 32k.` : "Enter a number of tokens: 8192 or 32k.",
   ticks: { native: "Trained", largest: "Max", both: "Max" },
-  tick: (word, count) => `${word} ${kilo(count)}`,
+  tick: (word, count) => `${word} ${wholeK(count)}`,
   tickLabel: (word, count) => `${word}: ${tokens(count)}`,
   engineAuto: (name) => `Auto: ${name}`,
   valueAuto: (value) => `Auto: ${value}`,
@@ -444,7 +450,7 @@ export const LADDER = {
   },
   lossHint: "Points of quality lost against the released weights, measured on other models of this kind.",
   speed: (typical) => rate(typical, "≈ "),
-  context: (count) => (count ? kilo(count) : "none"),
+  context: (count) => (count ? wholeK(count) : "none"),
   loss: (value) => (value < 0.05 ? "none" : `-${value.toFixed(1)} points`),
   lossAbout: (value) => `about -${value.toFixed(1)} points`,
   lossLabel: (text) => `quality loss ${text}`,
@@ -475,7 +481,8 @@ export const PLOT = {
   usable: (size) => `usable ${gib(size)}`,
   trained: (count) => `trained ${short(count)}`,
   point: (count, size) => `${tokens(count)}: ${gib(size)}`,
-  pointed: (count, rows) => `${tokens(count)} tokens: ${rows.map(([cache, size]) => `${cache} ${bytes(size)}`).join(", ")}`,
+  pointed: (count, rows) =>
+    `${tokens(count)} tokens: ${rows.map(([cache, size]) => `${cache} ${bytes(size)}`).join(", ")}`,
   placement: "Each curve keeps the current layer placement. A longer context may fit with more layers on the CPU.",
   beyond: (last, isTrained) => `The curves end at ${tokens(last)} tokens${isTrained ? ", the trained context" : ""}.`,
   drawn: "KV cache types shown",
@@ -495,8 +502,13 @@ export const LAYERS = {
   bands: { gpu: "on the GPU", cpu: "on the CPU", both: "on both (experts on the CPU)" },
   entry: (count, text) => `${count} ${text}`,
   layer: ({ index, count, kind, model, context, compute, memories }) => {
-    const parts = [model && `weights ${bytes(model)}`, context && `KV cache ${bytes(context)}`, compute && `compute ${bytes(compute)}`].filter(Boolean);
-    return `Layer ${index} of ${count}: ${kind}. ${parts.join(", ") || "no memory of its own"}${memories.length ? `, in ${memories.join(" and ")}` : ""}`;
+    const parts = [
+      model && `weights ${bytes(model)}`,
+      context && `KV cache ${bytes(context)}`,
+      compute && `compute ${bytes(compute)}`,
+    ].filter(Boolean);
+    const where = memories.length ? `, in ${memories.join(" and ")}` : "";
+    return `Layer ${index} of ${count}: ${kind}. ${parts.join(", ") || "no memory of its own"}${where}`;
   },
 };
 
@@ -514,6 +526,7 @@ export const COMMANDS = {
   noneHere: (program) => `No command for ${program} with these settings.`,
   showAll: (count) => `Show all ${count} lines`,
   showLess: "Show less",
+  sample: "This is a sample header: nobody has this file. Open the model by its name for a command that downloads it.",
   otherEngine: (engine, told) => `${engine}: ${told}`,
 };
 
@@ -639,7 +652,7 @@ export const HARDWARE = {
   cores: (count) => plural(count, "core"),
   bandwidth: "bandwidth",
   bandwidthUnknown: "bandwidth unknown",
-  perSecond: (gigabytes) => `${tokens(gigabytes)} GB/s`,
+  perSecond: (gb) => `${tokens(gb)} GB/s`,
   ramUnknown: "Not set",
   ramHint: "Without it, layers that do not fit the GPU are not offloaded.",
   noGpu: "No GPU",
