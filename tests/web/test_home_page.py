@@ -274,6 +274,7 @@ def send_events(held: list[Route], cards: list[dict[str, Any]], answer: dict[str
     parts += [
         ("card", {"id": model["id"], **card})
         for model, card in zip(answer["models"], cards, strict=True)
+        if card is not None  # of another task, and not made yet
     ]
     parts.append(("done", {"count": len(cards)}))
     body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in parts)
