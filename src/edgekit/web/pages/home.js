@@ -346,8 +346,8 @@ function drawPicks(page) {
 const arrangement = ({ state }) => JSON.stringify([state.q, state.size, state.publisher, state.fits, state.sort]);
 
 /** Whether the best order is known: the picks, and the answers for all models of the task. */
-function isComplete({ picks, items, isDone }) {
-  return isDone || (picks !== null && [...items.values()].every((item) => item.card || !item.model.is_for_task));
+function isComplete({ picks, items }) {
+  return picks !== null && [...items.values()].every((item) => item.card || !item.model.is_for_task);
 }
 
 function orderNow(page) {
