@@ -1,6 +1,8 @@
-"""Accessibility of every page except home, which test_pages.py checks."""
+"""Accessibility of every page except home, which test_home_page.py checks."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 from playwright.sync_api import expect
@@ -47,3 +49,17 @@ def test_touch_targets_on_a_phone_are_at_least_40_px_high(make_visit: MakeVisit)
         .filter(node => node.checkVisibility() && node.getBoundingClientRect().height < 40).map(node => node.outerHTML.slice(0, 100))"""
     )
     assert not small
+
+
+def test_theme_follows_the_system_until_one_is_chosen(make_visit: MakeVisit) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    light_page = make_visit().open("/hardware")
+    dark_page = make_visit(dark=True).open("/hardware")
+    light = light_page.evaluate(background)
+    assert dark_page.evaluate(background) != light
+    button = dark_page.get_by_role("button", name=re.compile("^Theme"))
+    button.click()
+    expect(button).to_have_accessible_name("Theme: light")
+    assert dark_page.evaluate(background) == light
+    dark_page.reload()
+    assert dark_page.evaluate(background) == light

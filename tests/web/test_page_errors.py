@@ -204,20 +204,20 @@ def test_progress_is_shown_until_all_answers_arrive(make_visit: MakeVisit) -> No
 
 
 def test_failed_list_of_models_can_be_tried_again(make_visit: MakeVisit) -> None:
-    """First the index, then the stream of cards. Each time, the focus moves to what has appeared."""
+    """First the list, then the stream of cards. Each time, the focus moves to what has appeared."""
     page = make_visit(expected_faults=(r"status of 503",)).open("/api/docs")
     answer = {"error": {"type": "E", "message": "too busy"}}
-    page.route("**/api/v1/index?*", lambda route: route.fulfill(status=503, json=answer))
+    page.route("**/api/v1/home?*", lambda route: route.fulfill(status=503, json=answer))
     page.get_by_role("link", name="Home").click()
     expect(page.get_by_role("alert")).to_contain_text("too busy")
-    expect(page.get_by_role("main")).not_to_contain_text("Loading the index")
-    page.unroute("**/api/v1/index?*")
+    expect(page.get_by_role("main")).not_to_contain_text("Loading the list")
+    page.unroute("**/api/v1/home?*")
     page.route("**/api/v1/cards/events*", lambda route: route.fulfill(status=503, json=answer))
     try_again = page.get_by_role("button", name="Try again")
     try_again.press("Enter")
-    expect(page.get_by_role("list", name="Models").locator("> li").first).to_be_visible()
-    expect(page.get_by_role("heading", name="What can I run?")).to_be_focused()
+    expect(page.locator(".model-row[data-id]").first).to_be_visible()
     expect(page.get_by_role("alert")).to_contain_text("too busy")  # now of the cards
+    expect(try_again).to_be_focused()
     try_again.press("Enter")
     expect(try_again).to_be_focused()
     page.unroute("**/api/v1/cards/events*")

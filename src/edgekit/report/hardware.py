@@ -301,7 +301,8 @@ def hardware_json(machine: Machine, programs: Programs = None) -> Json:
             rows.append({**budget_json(budget), "told": words})
         devices = [device.name for device in engine.devices(machine)]
         engines[engine.name] = {"devices": devices, "budgets": rows}
-    answer = {"schema": SCHEMA, "machine": machine_json(machine), "engines": engines}
+    described = {**machine_json(machine), "label": machine_label(machine)}
+    answer = {"schema": SCHEMA, "machine": described, "engines": engines}
     if programs is not None:
         answer["programs"] = [_program_json(item) for item in programs]
     return answer

@@ -165,7 +165,7 @@ async function ask(page) {
   const fields = { task, engine, ...machine };
   const question = query(fields);
   page.waiting = [];
-  page.fault.hidden = true;
+  page.list.node.dataset.answers = "none";
   try {
     const known = answers.get(question);
     const isFresh = known && performance.now() - known.asked < FRESH_MS;
@@ -243,6 +243,7 @@ function stop(page, error) {
 /** No answer at all: the last figures stay, in grey. */
 function fail(page, error) {
   if (error.about === "machine") {
+    hideFault(page);
     page.chooser.fault(error.message);
     page.results.hidden = true;
     return;
@@ -260,13 +261,17 @@ function showStale(page, text) {
   tellFault(page, text);
 }
 
+/** The focus of who tries again goes from one message to the next, or to the counts. */
 function tellFault(page, message) {
-  const retry = () => {
-    page.search.input.focus({ preventScroll: true }); // the button goes
-    ask(page);
-  };
-  page.fault.replaceChildren(...fault(message, retry));
+  const isInside = page.fault.contains(document.activeElement) || document.activeElement === page.count;
+  page.fault.replaceChildren(...fault(message, () => ask(page)));
   page.fault.hidden = false;
+  if (isInside) page.fault.querySelector("button").focus({ preventScroll: true });
+}
+
+function hideFault(page) {
+  if (page.fault.contains(document.activeElement)) page.count.focus({ preventScroll: true });
+  page.fault.hidden = true;
 }
 
 // --- drawing
@@ -277,12 +282,14 @@ function show(page, answer) {
   page.answer = answer;
   page.results.hidden = false;
   page.results.classList.remove("stale");
+  hideFault(page);
   page.chooser.fault("");
   page.chooser.name(home.machine.label);
   if (home.machine.what_if) keepMachine(machine);
   page.search.input.placeholder = HOME.placeholder(home.known);
   nameTask(page);
   page.filters.show(modelsOf(page));
+  for (const item of answer.items.values()) item.isGivenUp = false;
   page.list.forget();
   drawPicks(page);
   if (answer.arrangement !== arrangement(page)) arrange(page);
@@ -297,7 +304,7 @@ function drawAnswers(page) {
   const picked = new Set(answer.picks ?? []);
   let isPicked = false;
   for (const card of page.waiting.splice(0, DRAWN_PER_FRAME)) {
-    const item = answer.items.get(card.id);
+    const item = answer.items.get(card.id) ?? newPick(answer, card);
     if (!item) continue;
     item.card = cardOf(card, answer.home);
     page.list.update(item);
@@ -309,16 +316,24 @@ function drawAnswers(page) {
   if (page.waiting.length) page.draw();
 }
 
+/** A pick may be a model that is not among the most used: it is listed as well. */
+function newPick(answer, { id, title, publisher, entry }) {
+  if (!(answer.nextPicks ?? answer.picks ?? []).includes(id)) return null;
+  const model = { ...entry, id, title, publisher, is_for_task: true };
+  const item = { model, card: null, text: textOf(model), isGivenUp: false };
+  answer.items.set(id, item);
+  return item;
+}
+
 /** Only a place whose model or card has changed is drawn again. */
 function drawPicks(page) {
   const { picks, items } = page.answer;
-  const shown = (picks ?? []).map((id) => items.get(id)).filter(Boolean).slice(0, PICKS);
-  const isNone = picks !== null && shown.length === 0;
+  const isNone = picks !== null && picks.length === 0;
   page.noPicks.hidden = !isNone;
   page.pickList.hidden = isNone;
   page.picks.forEach((pick, at) => {
-    const item = shown[at] ?? null;
-    pick.node.hidden = !item && picks !== null;
+    const item = items.get(picks?.[at]) ?? null;
+    pick.node.hidden = picks !== null && at >= picks.length;
     if (pick.item === item && pick.card === (item?.card ?? null) && pick.answer === page.answer) return;
     Object.assign(pick, { item, card: item?.card ?? null, answer: page.answer });
     pick.show(item);
@@ -368,8 +383,9 @@ function drawCounts(page) {
     else counts.large += 1;
   }
   const isNone = Object.values(counts).every((count) => count === 0);
-  const isOver = answer.isDone || [...answer.items.values()].some((item) => item.isGivenUp);
+  const isOver = isComplete(answer) || [...answer.items.values()].some((item) => item.isGivenUp);
   page.count.textContent = isNone ? HOME.noneShown : HOME.counts({ ...counts, isOver });
+  page.list.node.dataset.answers = isOver ? "all" : "some"; // tests and benchmarks wait for it
 }
 
 /** A button, where the order would be another one by now. */
