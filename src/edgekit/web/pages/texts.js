@@ -655,6 +655,7 @@ export const HARDWARE = {
   bandwidthUnknown: "bandwidth unknown",
   perSecond: (gb) => `${tokens(gb)} GB/s`,
   ramUnknown: "Not set",
+  ramShared: "The processor and the GPU share the unified memory.",
   ramHint: "Without it, layers that do not fit the GPU are not offloaded.",
   noGpu: "No GPU",
   noGpuHint: "Models run on the CPU.",
