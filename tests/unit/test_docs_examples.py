@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from edgekit.app.check import Unanswered
 from edgekit.bill.types import Drafter, Load, Speculation, Speed
 from edgekit.bill.waits import first_token
 from edgekit.cli import main
+from edgekit.engines.commands import Command
 from edgekit.errors import HeaderError
 from edgekit.machine.types import HostMemory, MemoryLimit, Process
 from edgekit.report.check import check_json
@@ -128,6 +130,9 @@ def test_json_tsv_names_every_key() -> None:
     documents += [
         check_json(with_users),
         check_json(check_from_lines(speed=speed, speculation=drafting)),
+        check_json(
+            replace(with_users, ready=(Command(program="x", name="X", kind="command", text="x"),))
+        ),
     ]
     documents += [
         checks_json([TOO_LARGE, missing]),

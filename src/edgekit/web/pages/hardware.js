@@ -83,9 +83,9 @@ function cardsOf({ machine: told, engines }) {
   const isUnified = told.devices.some((one) => one.unified);
   const all = [
     ...(gpus.length ? gpus : [bareCard(HARDWARE.noGpu, HARDWARE.noGpuHint)]),
-    !isUnified && ramCard(told.host, budgets),
-    processorCard(told, isUnified),
-  ].filter(Boolean);
+    isUnified ? bareCard(HARDWARE.ram, HARDWARE.ramShared) : ramCard(told.host, budgets),
+    processorCard(told),
+  ];
   return el("section", { class: "machine-card-list", "aria-label": name }, all);
 }
 
@@ -170,8 +170,7 @@ const hostBudget = (host) => ({
   told: "",
 });
 
-function processorCard({ processor, cores, system }, isUnified) {
-  if (isUnified && !cores) return null; // it is the device itself
+function processorCard({ processor, cores, system }) {
   const facts = [cores && HARDWARE.cores(cores), HARDWARE.systems[system]].filter(Boolean).join(MACHINE.separator);
   return card(
     HARDWARE.cpu,
