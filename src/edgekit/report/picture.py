@@ -96,7 +96,6 @@ def read_theme(name: str) -> str:
 # -- the picture ----------------------------------------------------------------------------------
 
 _TITLE_SIZES = range(72, 29, -2)
-_SENTENCE_SIZES = range(28, 21, -1)
 _VALUE_SIZES = range(58, 23, -2)
 
 

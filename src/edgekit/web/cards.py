@@ -135,9 +135,8 @@ class Cards:
         self._lock = threading.RLock()
         self._decks: OrderedDict[Hashable, Deck] = OrderedDict()
         self._machines: WeakValueDictionary[Hashable, MachineCards] = WeakValueDictionary()
-        self._followed: set[Deck] = (
-            set()
-        )  # including decks no longer in _decks, and those made ahead
+        # Including decks no longer in _decks, and those made ahead.
+        self._followed: set[Deck] = set()
         self._numbers = itertools.count(1)
         self._worker: CardWorker | None = None
         self._closed = False
@@ -549,9 +548,8 @@ class Maker:
         index = read_index()
         checked = checked_entries(index)
         done = set(order.made_ids)
-        planned: dict[
-            str, tuple[Entry, Plan]
-        ] = {}  # during the search; their cards are made after the picks'
+        # Made during the search; their cards come after those of the picks.
+        planned: dict[str, tuple[Entry, Plan]] = {}
 
         def on_plan(entry: Entry, plan: Plan) -> None:
             if entry.id not in done and not entry.is_users:

@@ -1,4 +1,4 @@
-// All models as a table of which only the rows near the window are in the document.
+// The table of all models. Only the rows near the window are in the document.
 
 import { verdict } from "./bar.js";
 import { compareBox } from "./compared.js";
@@ -34,12 +34,20 @@ function memoryNode(card) {
   used.style.width = `${(100 * bar.required_bytes) / whole}%`;
   limit.style.left = `${(100 * bar.available_bytes) / whole}%`;
   const words = HOME.memoryUsed(bar.memory, gibOf(bar.required_bytes, bar.available_bytes));
-  return el("div", { class: "track", role: "img", "aria-label": words, title: words }, el("span", { class: "room" }), used, limit);
+  return el(
+    "div",
+    { class: "track", role: "img", "aria-label": words, title: words },
+    el("span", { class: "room" }),
+    used,
+    limit,
+  );
 }
 
 /** What a model is, in small: publisher and size. */
 function subtitleOf(model) {
-  return [model.publisher, !/\d[BM]\b/i.test(model.title) && model.parameters && params(model.parameters)].filter(Boolean).join(" · ");
+  return [model.publisher, !/\d[BM]\b/i.test(model.title) && model.parameters && params(model.parameters)].filter(
+    Boolean,
+  ).join(" · ");
 }
 
 /** One model as a row: made once, filled in place when its answer comes. */
@@ -83,7 +91,9 @@ class Row {
     badge.replaceChildren(short, long);
     badge.title = card.headline;
     speed.replaceChildren(...speedNodes(item));
-    speed.title = card.speed && !item.model.kinds.includes("embedding") ? HOME.interval(rateInterval(card.speed.decode)) : "";
+    speed.title = card.speed && !item.model.kinds.includes("embedding")
+      ? HOME.interval(rateInterval(card.speed.decode))
+      : "";
     download.replaceChildren(card.download_bytes ? gb(card.download_bytes) : HOME.noValue);
     context.replaceChildren(...(card.max_context ? contextNodes(card.max_context) : [HOME.noValue]));
     context.title = card.max_context ? HOME.tokens(tokens(card.max_context)) : "";
@@ -97,7 +107,12 @@ const contextNodes = (count) => [wholeK(count), el("span", { class: "when-narrow
 /** A row without a model, before the list is known. */
 function emptyRow(at) {
   const cells = COLUMNS.map((column) => el("div", { class: `cell cell-${column}` }, skeleton(`skeleton-${column}`)));
-  const node = el("div", { class: "model-row", "aria-hidden": "true" }, el("div", { class: "cell cell-compare" }), cells);
+  const node = el(
+    "div",
+    { class: "model-row", "aria-hidden": "true" },
+    el("div", { class: "cell cell-compare" }),
+    cells,
+  );
   node.style.setProperty("--at", String(at));
   return node;
 }
@@ -140,7 +155,9 @@ export class ModelList {
     const cells = COLUMNS.map((column) => {
       const text = HOME.columns[column];
       const press = () => onsort(pressed(this.#sort, column));
-      const inside = SORTABLE.has(column) ? el("button", { type: "button", class: "head", text, onclick: press }) : text;
+      const inside = SORTABLE.has(column)
+        ? el("button", { type: "button", class: "head", text, onclick: press })
+        : text;
       const node = el("div", { class: `cell cell-${column}`, role: "columnheader" }, inside);
       this.#heads.set(column, node);
       return node;

@@ -1,4 +1,4 @@
-// The control that chooses a machine: one line that names it, chips of usual machines, and a form for any other.
+// The machine picker: one line with its label, chips of popular machines, and a form for any other.
 
 import { call } from "./api.js";
 import { announce, el } from "./dom.js";
@@ -8,10 +8,10 @@ import { isSameMachine, POPULAR, recentMachines } from "./machines.js";
 import { COMMON, MACHINE } from "./texts.js";
 
 const SHOWN = 12; // devices in the list at once
-const COUNTS = [1, 2, 3, 4, 5, 6, 7, 8]; // in the menu, beside one that is there already
+const COUNTS = [1, 2, 3, 4, 5, 6, 7, 8]; // in the menu, besides the current count
 const SIZES = ["8G", "16G", "32G", "64G", "96G", "128G", "192G", "256G", "512G"];
 
-let lastList = 0; // number of the last list of sizes: each has its own id
+let lastList = 0; // for unique ids of the lists of sizes
 
 const wishOf = ([name, count]) => (count > 1 ? `${count}x ${name}` : name);
 
@@ -23,7 +23,7 @@ export function labelled(text, control, hint) {
   return el("div", { class: "field" }, el("label", { htmlFor: id, text }), control, hintNode);
 }
 
-/** One device that was added: how many of it, and out again. */
+/** A chosen device: its count and a button to remove it. */
 function chosenRow(name, present, { setCount, remove }) {
   const counts = [...new Set([...COUNTS, present])].sort((a, b) => a - b);
   const pick = el(
@@ -46,7 +46,7 @@ function chosenRow(name, present, { setCount, remove }) {
   );
 }
 
-/** The memory as it is sold: the driver sees a little less of it. */
+/** The memory size as sold; drivers report slightly less. */
 const sizeOf = ({ memory_bytes: size }) => MACHINE.size(Math.ceil(size / 1024 ** 3));
 
 /** A device of the table that can be added. */
@@ -63,7 +63,7 @@ function offeredRow(row, add) {
   );
 }
 
-/** Chosen devices above, the table below; onchange() when a device is added, removed or counted anew. */
+/** The chosen devices, and a search for more. Calls onchange() when one is added, removed or its count changes. */
 export class DevicePart {
   wished = new Map(); // name -> how many
   #onchange;
@@ -73,20 +73,20 @@ export class DevicePart {
   #find = el("input", { type: "search", placeholder: MACHINE.deviceExample, autocomplete: "off", maxLength: 80 });
   #more = el("p", { class: "muted small", role: "status" });
 
-  /** isShort: the table is shown for what was typed only. */
+  /** isShort: lists devices only for a typed search. */
   constructor({ onchange = () => {}, isShort = false } = {}) {
     this.#onchange = onchange;
     this.#isShort = isShort;
     this.#find.addEventListener("input", () => this.#list());
     this.#find.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
-      event.preventDefault(); // it would take the machine as it stands
+      event.preventDefault(); // Enter would submit the form
       this.#offered.querySelector("button")?.click();
     });
     this.node = [this.#chosen, labelled(MACHINE.addDevice, this.#find), this.#offered, this.#more];
   }
 
-  /** The devices of an address, each once with how many they are. */
+  /** Sets the chosen devices: ["2x RTX 3090", ...]. */
   fill(wishes) {
     this.wished.clear();
     for (const [name, count] of wishes.flatMap(wishesOf)) this.wished.set(name, (this.wished.get(name) ?? 0) + count);
@@ -95,7 +95,7 @@ export class DevicePart {
     this.#list();
   }
 
-  /** What was typed and not chosen yet is added; what is wrong with it comes back. */
+  /** Adds a device that was typed but not chosen yet. Returns an error message, or null. */
   async take() {
     const typed = this.#find.value.trim();
     if (!typed) return null;
@@ -110,7 +110,7 @@ export class DevicePart {
     const before = this.wished.get(name) ?? 0;
     const [, count] = counted(this.#find.value);
     this.wished.set(name, Math.max(before, Math.min(before + count, MOST_OF_ONE)));
-    this.#find.value = ""; // it is said now
+    this.#find.value = ""; // it is in the list now
     this.#redraw();
     this.#list();
     if (isLeft) this.#find.focus();

@@ -9,19 +9,19 @@ import { HARDWARE } from "./texts.js";
 const TEXTS = HARDWARE.upgrades;
 const HEIGHT = 300; // of the picture, px
 const MARGIN = { top: 44, right: 8, bottom: 46, left: 40 };
-const GAP = 0.22; // of a bar's place
-const NARROW = 30; // px of a bar's place: below, every other label is left out
-const USUAL_STEP = 16 * 1024 ** 3; // shown first on a machine without a GPU
+const GAP = 0.22; // share of the width per bar
+const NARROW = 30; // px per bar; below, every other label is left out
+const USUAL_STEP = 16 * 1024 ** 3; // selected first on a machine without a GPU
 const MOVES = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 };
 const TICKS = [1, 2, 5, 10, 20, 25, 50, 100, 200, 500];
 
-/** Lines across the picture: three or four of them, at round numbers. */
+/** Grid lines: three or four, at round numbers. */
 function ticks(most) {
   const step = TICKS.find((one) => most / one <= 4.5) ?? most;
   return Array.from({ length: Math.floor(most / step) + 1 }, (_, at) => at * step);
 }
 
-/** The step that is shown first: the next one that gives something, as seen from the machine. */
+/** The step selected first: the next size above the machine's that runs more models. */
 function firstChosen(steps, now) {
   if (now < 0) return Math.max(0, steps.findIndex((step) => step.vram_bytes >= USUAL_STEP));
   const better = steps.findIndex((step, at) => at > now && step.count > steps[now].count);
