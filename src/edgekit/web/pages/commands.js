@@ -63,7 +63,7 @@ export class Commands {
   #program = {}; // tab label -> the chosen program
   #check = null; // the last one
   #plans = new Map(); // fields as JSON -> the plan of another engine
-  #asked = new AbortController();
+  #request = new AbortController();
   #drawn = "";
 
   constructor({ fields, own, signal }) {
@@ -75,7 +75,7 @@ export class Commands {
     this.list.addEventListener("keydown", (event) => this.#key(event));
     this.panel = el("div", { class: "command-panel", role: "tabpanel", id: "command-panel", tabIndex: -1 });
     this.node = el("div", {}, this.list, this.panel);
-    signal.addEventListener("abort", () => this.#asked.abort());
+    signal.addEventListener("abort", () => this.#request.abort());
   }
 
   #tabNode(label, at) {
@@ -137,7 +137,7 @@ export class Commands {
   }
 
   #draw() {
-    this.#asked.abort();
+    this.#request.abort();
     if (this.#tab === COMMANDS.edgekit) return this.#drawOwn();
     const engine = this.#engine();
     if (engine === this.#check.engine.name) return this.#list(this.#check, engine);
@@ -155,8 +155,8 @@ export class Commands {
     const key = JSON.stringify(fields);
     const known = this.#plans.get(key);
     if (known) return this.#other(engine, known);
-    this.#asked = new AbortController();
-    const { signal } = this.#asked;
+    this.#request = new AbortController();
+    const { signal } = this.#request;
     this.#put([el("p", { class: "muted", role: "status", text: COMMANDS.planning })], key);
     let found;
     try {
@@ -171,10 +171,10 @@ export class Commands {
 
   /** Another engine's headline, then its commands. */
   #other(engine, found) {
-    const told = el("p", { class: "tab-told", text: COMMANDS.otherEngine(engineLabel(engine), found.headline) });
+    const line = el("p", { class: "tab-told", text: COMMANDS.otherEngine(engineLabel(engine), found.headline) });
     const commands = found.commands.filter((one) => tabOf(one.program, engine) === this.#tab);
-    if (commands.length) this.#blocks(commands, [told]);
-    else this.#put([told], found.headline);
+    if (commands.length) this.#blocks(commands, [line]);
+    else this.#put([line], found.headline);
   }
 
   #list({ commands, can_load: canLoad }, engine) {

@@ -61,7 +61,7 @@ class Finder {
   #input;
   #list;
   #onpick;
-  #asked = new AbortController();
+  #request = new AbortController();
   #at = -1; // index of the highlighted option
 
   constructor(input, list, onpick) {
@@ -71,9 +71,9 @@ class Finder {
   }
 
   async complete() {
-    this.#asked.abort();
-    this.#asked = new AbortController();
-    const { signal } = this.#asked;
+    this.#request.abort();
+    this.#request = new AbortController();
+    const { signal } = this.#request;
     const typed = this.#input.value.trim();
     if (!typed) return this.close();
     try {
@@ -124,9 +124,9 @@ class Finder {
   }
 
   async #searchHub(typed) {
-    this.#asked.abort();
-    this.#asked = new AbortController();
-    const { signal } = this.#asked;
+    this.#request.abort();
+    this.#request = new AbortController();
+    const { signal } = this.#request;
     this.#fill([this.#note(FINDER.searching)]);
     try {
       const { models } = await call("hub_search", { q: typed, limit: MOST }, { signal });
@@ -171,7 +171,7 @@ class Finder {
   }
 
   close() {
-    this.#asked.abort();
+    this.#request.abort();
     this.#fill([]);
   }
 }

@@ -64,7 +64,7 @@ export class QuantLadder {
   #onrows;
   #of = null; // the fields of the rows, as JSON
   #engine = null;
-  #asked = new AbortController();
+  #request = new AbortController();
 
   constructor({ fields, weights, onchoose, onrows, signal }) {
     Object.assign(this, { node: el("div", { class: "ladder" }) });
@@ -73,13 +73,13 @@ export class QuantLadder {
     this.#onchoose = onchoose;
     this.#onrows = onrows;
     this.#skeleton();
-    signal.addEventListener("abort", () => this.#asked.abort());
+    signal.addEventListener("abort", () => this.#request.abort());
   }
 
   /** Cancels a running request while settings change, so that nothing waits for it. */
   hold() {
     if (this.node.ariaBusy === "true") this.#of = null;
-    this.#asked.abort();
+    this.#request.abort();
   }
 
   /** Requests the rows again if the settings have changed. */
@@ -87,9 +87,9 @@ export class QuantLadder {
     const fields = this.#fields();
     const now = JSON.stringify(fields);
     if (now === this.#of) return this.mark();
-    this.#asked.abort();
-    this.#asked = new AbortController();
-    const { signal } = this.#asked;
+    this.#request.abort();
+    this.#request = new AbortController();
+    const { signal } = this.#request;
     this.#of = now;
     this.node.classList.add("stale");
     this.node.ariaBusy = "true";

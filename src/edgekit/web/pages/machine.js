@@ -15,12 +15,12 @@ class Chosen extends EventTarget {
   vram = "";
   cpu = "";
 
-  /** Whether it is the one that the server runs on. */
+  /** Whether it is this computer, the one that runs the server. */
   get isThis() {
     return !this.device.length && !this.ram && !this.vram && !this.cpu;
   }
 
-  /** Another machine, into the address too; nothing said is this machine. */
+  /** Chooses a machine, also in the address; without fields it is this computer. */
   set({ device = [], ram = "", vram = "", cpu = "" } = {}) {
     Object.assign(this, { device, ram, vram, cpu });
     replaceQuery(new URLSearchParams(location.search));
@@ -100,8 +100,8 @@ export function matching(rows, typed) {
 /** The only device with these words, or the one with exactly this name; null if neither. */
 export function namedBy(rows, typed) {
   const found = matching(rows, typed);
-  const said = plain(typed);
-  const isNamed = (row) => [row.name, `${row.vendor} ${row.name}`].some((name) => plain(name) === said);
+  const wanted = plain(typed);
+  const isNamed = (row) => [row.name, `${row.vendor} ${row.name}`].some((name) => plain(name) === wanted);
   return found.length === 1 ? found[0] : (found.find(isNamed) ?? null);
 }
 
@@ -109,8 +109,8 @@ export function namedBy(rows, typed) {
 export function grouped(rows) {
   const found = new Map();
   for (const row of rows) {
-    const said = JSON.stringify({ ...row, index: 0, pools: 0 });
-    found.set(said, [row, (found.get(said)?.[1] ?? 0) + 1]);
+    const key = JSON.stringify({ ...row, index: 0, pools: 0 });
+    found.set(key, [row, (found.get(key)?.[1] ?? 0) + 1]);
   }
   return [...found.values()];
 }

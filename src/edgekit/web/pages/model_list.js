@@ -9,14 +9,14 @@ import { HOME } from "./texts.js";
 
 const EXTRA = 8; // rows kept above and below the window, so that Tab and short scrolls find them
 const SKELETONS = 12;
-const COLUMNS = ["name", "verdict", "speed", "download", "context", "memory"]; // the verdict cannot be sorted by
+const COLUMNS = ["name", "verdict", "speed", "download", "context", "memory"]; // not sortable: verdict
 const SORTABLE = new Set(["name", "speed", "download", "context", "memory"]);
 
 const skeleton = (className) => el("span", { class: `skeleton ${className}`, "aria-hidden": "true" });
 
 const cell = (className, ...children) => el("div", { class: `cell cell-${className}`, role: "cell" }, ...children);
 
-/** "≈ 42" and "tok/s" in small; of a model that does not run, a dash. */
+/** "≈ 42 tok/s"; a dash if the model does not run. */
 function speedNodes(item) {
   const value = speedOf(item);
   if (value === null) return [HOME.noValue];
@@ -24,7 +24,7 @@ function speedNodes(item) {
   return [about, figure(value), " ", el("small", { class: "muted", text: HOME.perSecond })];
 }
 
-/** How full the memory that decides is: one stripe, and the mark at what is usable. */
+/** A small bar of the fullest memory, with a mark at the usable limit. */
 function memoryNode(card) {
   const bar = decisiveBar(card);
   if (!bar) return HOME.noValue;
@@ -43,14 +43,14 @@ function memoryNode(card) {
   );
 }
 
-/** What a model is, in small: publisher and size. */
+/** The subtitle: publisher and size. */
 function subtitleOf(model) {
   return [model.publisher, !/\d[BM]\b/i.test(model.title) && model.parameters && params(model.parameters)].filter(
     Boolean,
   ).join(" · ");
 }
 
-/** One model as a row: made once, filled in place when its answer comes. */
+/** The row of one model: made once, filled in when its card comes. */
 class Row {
   #cells;
 
@@ -70,7 +70,7 @@ class Row {
 
   place(at, height) {
     this.node.style.top = `${at * height}px`;
-    this.node.setAttribute("aria-rowindex", String(at + 2)); // the head is the first
+    this.node.setAttribute("aria-rowindex", String(at + 2)); // row 1 is the header
   }
 
   show(item, linkOf) {
@@ -101,10 +101,10 @@ class Row {
   }
 }
 
-/** "46K"; the word "context" only where there are no column heads. */
+/** "46K"; the word "context" is shown only where there are no column headings. */
 const contextNodes = (count) => [wholeK(count), el("span", { class: "when-narrow", text: ` ${HOME.contextWord}` })];
 
-/** A row without a model, before the list is known. */
+/** A placeholder row, before the list is loaded. */
 function emptyRow(at) {
   const cells = COLUMNS.map((column) => el("div", { class: `cell cell-${column}` }, skeleton(`skeleton-${column}`)));
   const node = el(
@@ -117,13 +117,13 @@ function emptyRow(at) {
   return node;
 }
 
-/** {node, show(items), update(item), showCompared(), showSort(sort)}; onsort(sort) when a head was pressed. */
+/** {node, show(items), update(item), showCompared(), showSort(sort)}; calls onsort(sort) for a click on a heading. */
 export class ModelList {
   #items = [];
   #rows = new Map(); // model ID -> Row
-  #heads = new Map(); // column -> its head
+  #heads = new Map(); // column -> its heading
   #body = el("div", { class: "model-rows", role: "rowgroup" });
-  #ruler = el("div", { class: "row-ruler", "aria-hidden": "true" }); // as high as a row
+  #ruler = el("div", { class: "row-ruler", "aria-hidden": "true" }); // to measure the height of a row
   #linkOf;
   #sort = "best";
   #height = 0;
@@ -166,7 +166,7 @@ export class ModelList {
     return [el("div", { class: "cell cell-compare", role: "columnheader" }, compare), ...cells];
   }
 
-  /** Which column is sorted by. */
+  /** Marks the sorted column. */
   showSort(sort) {
     this.#sort = sort;
     for (const [column, node] of this.#heads) {
@@ -175,7 +175,7 @@ export class ModelList {
     }
   }
 
-  /** These models in this order. */
+  /** Shows these models in this order. */
   show(items) {
     this.#items = items;
     this.node.setAttribute("aria-rowcount", String(items.length + 1));
@@ -187,7 +187,7 @@ export class ModelList {
     this.#draw();
   }
 
-  /** The answer about this model has changed. */
+  /** Redraws the row of a model whose card has changed. */
   update(item) {
     this.#rows.get(item.model.id)?.show(item, this.#linkOf);
   }
@@ -196,20 +196,20 @@ export class ModelList {
     for (const row of this.#rows.values()) row.showCompared();
   }
 
-  /** Drops the rows: they are made again from the items. */
+  /** Drops all rows, so that show() makes new ones. */
   forget() {
     for (const row of this.#rows.values()) row.node.remove();
     this.#rows.clear();
   }
 
-  /** Whether the height of a row is another one now. */
+  /** Measures the height of a row. Returns whether it has changed. */
   #measure() {
     const before = this.#height;
     this.#height = this.#ruler.getBoundingClientRect().height;
     return this.#height !== before;
   }
 
-  /** The places of the rows to draw: those near the window, and those next to the focus. */
+  /** The indexes of the rows to draw: those near the window, and those next to the focus. */
   #wanted() {
     if (!this.#height) return new Set();
     const { top } = this.#body.getBoundingClientRect();
@@ -247,7 +247,7 @@ export class ModelList {
     return row;
   }
 
-  /** The arrow keys go from name to name. */
+  /** Arrow keys move between the names. */
   #key(event) {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     const row = event.target.closest(".model-row");

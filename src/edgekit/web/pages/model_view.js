@@ -433,7 +433,7 @@ export class ModelView {
     this.controls.showQuant(this.#quantFacts());
   }
 
-  /** A slider that was moved on meanwhile stays where it is. */
+  /** Updates the controls, except a slider that has moved on since. */
   #contextOf(fit) {
     const isPresent = this.#session.isPresent("fit");
     const chosen = isPresent ? null : readTokens(String(this.#settings.chosen.context ?? ""));

@@ -172,8 +172,8 @@ function sizeInput(placeholder) {
 }
 
 /**
- * The fields of a machine: {nodes, fill(machine), said(), take()}. said() is what they say now; take() adds a device
- * that was typed and not chosen yet, and returns what is wrong with it.
+ * The input fields of a machine: {nodes, fill(machine), said(), take()}. said() returns their values. take() adds a
+ * device that was typed but not chosen yet, and returns an error message, or null.
  */
 export function machineFields() {
   const part = new DevicePart();
@@ -209,8 +209,8 @@ export function machineFields() {
   };
 }
 
-/** The form of a machine that is wished for: its parts, and what it says of itself. */
-function wishForm(close) {
+/** The form that describes a machine. */
+function machineForm(close) {
   const fields = machineFields();
   const fault = el("p", { class: "error", role: "alert", hidden: true });
   const use = async (event) => {
@@ -235,24 +235,24 @@ function wishForm(close) {
   return { form, fill };
 }
 
-/** Takes the machine if the server understands it; else its message comes back. */
-async function tryMachine(said) {
-  const failed = await refusal(said);
-  if (!failed) machine.set(said);
+/** Chooses the machine if the server accepts it. Returns an error message, or null. */
+async function tryMachine(fields) {
+  const failed = await refusal(fields);
+  if (!failed) machine.set(fields);
   return failed;
 }
 
-/** Why the server does not understand a machine; null if it does. */
-export async function refusal(said) {
+/** The server's error message for a machine; null if it accepts it. */
+export async function refusal(fields) {
   try {
-    if (!isSameMachine(said, {})) await call("hardware", said);
+    if (!isSameMachine(fields, {})) await call("hardware", fields);
     return null;
   } catch (error) {
     return error.message;
   }
 }
 
-/** {node, name(label), fault(message), open()}: the machine in one line, which opens the form. */
+/** {node, name(label), fault(message), open()}: a line with the machine; a click opens the form. */
 function machineLine(signal, { isSentence }) {
   const lead = el("span", { class: "muted machine-lead" });
   const label = el("strong", { class: "machine-name" });
@@ -260,7 +260,7 @@ function machineLine(signal, { isSentence }) {
     picker.open = false;
     summary.focus();
   };
-  const { form, fill } = wishForm(close);
+  const { form, fill } = machineForm(close);
   const change = el("span", { class: "machine-change", text: MACHINE.change });
   const summary = el("summary", {}, lead, el("span", { class: "offscreen", text: MACHINE.label }), label, change);
   const picker = el("details", { class: "machine", ontoggle: () => picker.open && fill() }, summary, form);
@@ -307,7 +307,7 @@ export function machinePicker(signal) {
   return el("div", { class: "machine-picker" }, line.node);
 }
 
-/** {node, name(label), fault(message)}: the line of the home page, with chips of machines beside it. */
+/** {node, name(label), fault(message)}: the line of the home page, with chips of machines next to it. */
 export function machineChooser(signal) {
   const line = machineLine(signal, { isSentence: false });
   const chips = el("div", { class: "chip-line", role: "group", "aria-label": MACHINE.chips });
@@ -323,7 +323,7 @@ export function machineChooser(signal) {
   return { node: el("div", { class: "machine-chooser" }, line.node, chips), name: line.name, fault: line.fault };
 }
 
-/** This computer, the machines used last, the popular ones: each once. */
+/** The chips: this computer, recently used machines, popular ones; without duplicates. */
 function chipRows() {
   const named = [{ text: MACHINE.thisComputer, fields: {} }, ...POPULAR];
   const recent = recentMachines(machine).filter((one) => !named.some(({ fields }) => isSameMachine(one, fields)));
@@ -346,13 +346,13 @@ function otherChip(open) {
   return el("button", { type: "button", class: "chip", text: MACHINE.other, onclick: open });
 }
 
-/** Where the chips scroll sideways, the chosen one is in view. */
+/** Scrolls the chosen chip into view. */
 function showChosen(chips) {
   const chosen = chips.querySelector('[aria-pressed="true"]');
   if (chosen) chips.scrollLeft = chosen.offsetLeft + chosen.offsetWidth - chips.clientWidth + 48;
 }
 
-/** A press elsewhere closes it, as every menu does. */
+/** Closes the form on a press outside it. */
 function closeOutside(picker, signal) {
   const onPress = (event) => {
     if (!picker.contains(event.target)) picker.open = false;

@@ -145,7 +145,7 @@ export class Plot {
     return isPassing(failure) ? fault(told, () => this.#onagain()) : [el("p", { text: told })];
   }
 
-  /** The marker, and which line is the present one. */
+  /** Moves the marker, and marks the current line. */
   move(fit, present) {
     this.#fit = fit;
     this.placed.textContent = isMovable(fit) ? PLOT.placement : "";
@@ -155,7 +155,7 @@ export class Plot {
     else this.#draw();
   }
 
-  /** Whether the marker lies inside what is drawn. */
+  /** Whether the marker is inside the plot. */
   #spans() {
     const { sizes, contexts } = this.#view;
     return (this.#sizeNow() ?? 0) <= sizes[1] && (this.#fit.context_tokens ?? 0) <= contexts[1];
@@ -268,7 +268,7 @@ export class Plot {
     this.#tellBeyond();
   }
 
-  /** Lines end where the model does; the setting may lie further. */
+  /** Curves end at the largest context; the setting may be beyond it. */
   #tellBeyond() {
     const { curves, native } = this.#view;
     const last = curves[0].points.at(-1)[0];
@@ -331,7 +331,7 @@ export class Plot {
     if (index !== null && this.#view) this.#onpick(this.#view.curves[0].points[index][0], event);
   }
 
-  /** Built when it is looked at. */
+  /** Fills the table when it is opened. */
   #tabulate() {
     if (this.table.parentElement.open) this.table.replaceChildren(plotTable(this.#shown(), this.#memory));
   }

@@ -46,31 +46,31 @@ export class Session extends EventTarget {
     signal.addEventListener("abort", () => this.#callOff());
   }
 
-  /** Whether an answer is there, and is of the settings as they are now. */
+  /** Whether there is an answer, and it is for the current settings. */
   isPresent(what) {
     return this.#of[what] === written(FIELDS[what](this.#settings));
   }
 
-  /** The answers to the settings as they are now; one that did not come is left out. */
+  /** The answers that are for the current settings. */
   present() {
     return Object.fromEntries(
       Object.keys(FIELDS).filter((what) => this.isPresent(what)).map((what) => [what, this[what]]),
     );
   }
 
-  /** Once nothing is on its way, or the time is over. */
+  /** Resolves when no request is running, or after the timeout. */
   async rested(mostMs) {
     const over = performance.now() + mostMs;
     while (this.#open.size && performance.now() < over && !this.#signal.aborted) await pause(LOOK_MS);
   }
 
-  /** A first answer that is already there. */
+  /** Starts with a check that is done already. */
   async begin(check) {
     this.#take(check, this.#settings.checkFields());
     await this.#ask(performance.now());
   }
 
-  /** A slider moved: the fit now, what takes longer when it rests. */
+  /** After a change of a setting: a fit at once, check and curves after a pause. */
   change(started = performance.now()) {
     const isJudged = !this.#open.has("judge");
     if (isJudged) this.#ask(started);
@@ -82,7 +82,7 @@ export class Session extends EventTarget {
     this.#timer = setTimeout(() => this.#rest(isJudged ? null : started), isRun ? RUN_PAUSE_MS : PAUSE_MS);
   }
 
-  /** Another engine, machine or weights: they are judged before anything is shown. */
+  /** After a change of the engine, machine or weights: a check comes first. */
   anew(started = performance.now()) {
     this.#callOff();
     this.#question = new AbortController();
@@ -116,7 +116,7 @@ export class Session extends EventTarget {
     this.#mark();
   }
 
-  /** Until they are "ready", answers are of the settings before; "old": the newest one failed. */
+  /** Marks each answer: "ready" for the current settings, "busy" while it is requested, "old" if that failed. */
   #mark() {
     if (this.#signal.aborted) return; // the page was left
     const { dataset } = document.documentElement;
@@ -127,7 +127,7 @@ export class Session extends EventTarget {
     dataset.curves = hasLines ? word("curves") : "ready";
   }
 
-  /** One is on its way at most; of those that wait, the newest. */
+  /** Runs one fit at a time; of the waiting changes only the newest. */
   async #ask(started) {
     this.#wanted = started;
     this.#begin("fit");
@@ -156,7 +156,7 @@ export class Session extends EventTarget {
     }
   }
 
-  /** What takes longer: the largest context, what would help, where layers go, the curves. */
+  /** Requests the check, then the curves. */
   async #rest(started = null) {
     replaceQuery(this.#settings.query());
     this.#slow = new AbortController();
