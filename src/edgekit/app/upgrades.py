@@ -173,7 +173,7 @@ _AT_HOME = ("RTX", "RX", "Arc")  # cards for a desktop computer, not for a serve
 
 
 def _order(device: KnownDevice, vendor: Vendor) -> tuple[bool, bool, bool, bool, str, str]:
-    """A key: devices that people buy today first, for a desktop, of the same maker, the newest."""
+    """A sort key: common devices before others, then those for desktops, of the same maker, the newest."""
     is_desktop = "Laptop" not in device.name
     is_at_home = device.name.startswith(_AT_HOME)
     same_maker = device.vendor is vendor
@@ -206,7 +206,7 @@ def _places(
 ) -> Mapping[str, int]:
     """Model id -> index of the smallest size that holds it; len(sizes): none does.
 
-    RAM is left out of account, so that the stored answers are good for every machine with such a GPU.
+    RAM is ignored, so that the stored answers apply to every machine with such a GPU.
     """
     plain = Request(
         engines=request.engines,

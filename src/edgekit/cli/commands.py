@@ -55,7 +55,7 @@ from edgekit.engines import (
 from edgekit.engines.flags import COMMON, CONTEXT, QUANT, Whole
 from edgekit.errors import UsageError
 
-# What check and share ask.
+# Flags of both check and share.
 _CHECKED: Rows = {
     **USERS,
     **MIN_CONTEXT,

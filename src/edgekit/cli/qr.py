@@ -7,7 +7,7 @@ import io
 from edgekit.server import needs_extra
 
 BLOCKS = "▀▄█"
-# White on black, by the colours of the table that themes do not change: the same in light and dark terminals.
+# White on black, in palette colours that themes do not change: the same in light and dark terminals.
 _START, _END = "\x1b[38;5;231;48;5;16m", "\x1b[0m"
 
 

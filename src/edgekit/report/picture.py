@@ -30,7 +30,7 @@ WIDTH, HEIGHT = 1200, 630
 MARGIN = 64
 INNER = WIDTH - 2 * MARGIN
 THEMES = ("light", "dark")
-TOO_MUCH = "too much"  # what passes the mark
+TOO_MUCH = "too much"  # legend of the part beyond the mark
 # The contents of web/pages/icon.svg, of 32 x 32.
 ICON = (
     '<rect width="32" height="32" rx="7" fill="#1f3a5f"/>'
@@ -96,7 +96,6 @@ def read_theme(name: str) -> str:
 # -- the picture ----------------------------------------------------------------------------------
 
 _TITLE_SIZES = range(72, 29, -2)
-_SENTENCE_SIZES = range(28, 21, -1)
 _VALUE_SIZES = range(58, 23, -2)
 
 

@@ -238,7 +238,7 @@ def _part_colours() -> dict[str, str]:
 
 
 def _bar(memory: SharedMemory) -> Iterator[str]:
-    """The parts up to the usable memory, what is too much, and the mark."""
+    """The parts up to the usable memory, the excess, and the mark."""
     whole = max(memory.required_bytes, memory.whole_bytes, memory.usable_bytes, 1)
     colour_of, total = _part_colours(), sum(size for _, size in memory.parts) or 1
     room = float(memory.usable_bytes)

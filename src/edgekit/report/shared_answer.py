@@ -34,7 +34,7 @@ from edgekit.report.text import PARTS, RAM, UNIFIED, Memory, fullest, memories, 
 from edgekit.sources.filenames import MODEL_SUFFIXES
 from edgekit.units import GIB, MIB, format_download, rate_figure
 
-# The parts of a memory as people call them; the keys are report.text's PARTS.
+# Names of the parts of a memory; the keys are report.text's PARTS.
 PART_NAMES: Mapping[str, str] = dict(
     zip(PARTS, ("weights", "KV cache", "compute", "other"), strict=True)
 )
@@ -114,7 +114,7 @@ class SharedAnswer:
 
     @property
     def description(self) -> str:
-        """The whole picture in words, for those who cannot see it."""
+        """The whole picture in words, for screen readers."""
         model = " ".join(filter(None, (self.title, self.quantization)))
         return f"{model} on {self.machine}: {self.sentence}. {self.engine}, {self.date_words}."
 
@@ -146,7 +146,7 @@ def shared_answer(check: Check, date: dt.date) -> SharedAnswer:
 
 
 def without_folders(text: str, folders: Sequence[str] = ()) -> str:
-    """The text with only the names of local files: whoever gets the answer need not know the folders.
+    """The text with only the names of local files, without their folders.
 
     `folders` are removed too where the text does not show that they are folders: models/private.
     """
@@ -185,7 +185,7 @@ def title_of(check: Check, entry: Entry | None) -> str:
 
 
 def _publisher(check: Check, entry: Entry | None) -> str:
-    """Who published the model; of an unknown repository, its owner."""
+    """The publisher of the model; for an unknown repository, its owner."""
     publisher = None if entry is None else publisher_of(entry)
     if publisher is not None:
         return printable(publisher)
@@ -322,7 +322,7 @@ def _tokens(tokens: int) -> str:
 
 
 def _memories(result: Verdict) -> tuple[SharedMemory, ...]:
-    """At most MOST_BARS: of several cards with the same name, the fullest stands for all of them."""
+    """At most MOST_BARS: several cards with the same name are shown as the fullest of them."""
     all_memories = memories(result)
     if len(all_memories) > MOST_BARS:
         groups: dict[str, list[Memory]] = {}

@@ -15,7 +15,7 @@ from edgekit.errors import printable
 
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
-MOST_CHARS = 400  # of a text in one line: so many fit at no font size
+MOST_CHARS = 400  # of a text in one line; more do not fit at any font size
 _QUANTITY = re.compile(r"[0-9.,]+ of [0-9.,]+ [GM]iB|[0-9.,]+ (?:[GM]iB|tokens/s)")  # is not split
 _GLUE = "\x00"
 MOST_SENTENCE = 1000
@@ -125,7 +125,7 @@ def wrapped(text: str, size: float, most: float, *, lines: int) -> list[str]:
 
 
 def _rows(text: str, size: float, most: float) -> list[str]:
-    """As many words in each row as its width takes."""
+    """Rows with as many words as fit."""
     rows: list[str] = []
     whole = _QUANTITY.sub(lambda match: match[0].replace(" ", _GLUE), text[:MOST_SENTENCE])
     for glued in whole.split():

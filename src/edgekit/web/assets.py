@@ -70,7 +70,7 @@ class PageFiles:
 
 @cache
 def page_files(folder: Path = FOLDER) -> PageFiles:
-    """The page in this folder. Read once per process: an update on disk counts from the next start on."""
+    """The page in this folder. Read once per process: an update on disk takes effect at the next start."""
     contents = {
         path.name: path.read_bytes()
         for path in sorted(folder.iterdir())
@@ -117,7 +117,7 @@ def imported(scripts: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...
     """These scripts and all that they import, also indirectly; not what they load later with import()."""
     found = dict.fromkeys(names)
     queue = list(found)
-    for name in queue:  # it grows meanwhile
+    for name in queue:  # the loop appends to it
         new = [other for other in _IMPORT.findall(scripts.get(name, "")) if other not in found]
         found.update(dict.fromkeys(new))
         queue.extend(dict.fromkeys(new))

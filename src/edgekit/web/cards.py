@@ -96,7 +96,7 @@ class Deck:
         return self.is_done or bool(self.fault)
 
     def take_over(self) -> None:
-        """Takes the cards that the machine has already: of an earlier start, or made for another task."""
+        """Uses the cards that exist for this machine: from an earlier start, or made for another task."""
         picks = self.made.picks.get(self.task.value)
         if picks is not None:
             self.set_picks(picks)
@@ -135,9 +135,8 @@ class Cards:
         self._lock = threading.RLock()
         self._decks: OrderedDict[Hashable, Deck] = OrderedDict()
         self._machines: WeakValueDictionary[Hashable, MachineCards] = WeakValueDictionary()
-        self._followed: set[Deck] = (
-            set()
-        )  # including decks no longer in _decks, and those made ahead
+        # Including decks no longer in _decks, and those made ahead.
+        self._followed: set[Deck] = set()
         self._numbers = itertools.count(1)
         self._worker: CardWorker | None = None
         self._closed = False
@@ -185,7 +184,7 @@ class Cards:
         return deck
 
     def view(self, deck: Deck) -> DeckView:
-        """What is known of the deck now."""
+        """A snapshot of the deck."""
         with self._lock:
             cards = {str(card["id"]): for_task(card, deck.task) for card in deck.cards}
             return DeckView(deck.request, deck.task, deck.entries, deck.picks, cards)
@@ -259,7 +258,7 @@ class Cards:
                         _start_thread(lambda: self._store(deck))
 
     def _pause(self, deck: Deck) -> None:
-        """Takes the deck's order back from the worker."""
+        """Cancels the deck's order."""
         deck.is_begun = False
         if self._worker is not None:
             self._worker.send(Cancellation(deck.number))
@@ -355,7 +354,7 @@ class Cards:
 
 
 class CardOrder(NamedTuple):
-    """Tells the worker to make the cards of a request, except those that are made already."""
+    """An order to the worker: the cards of a request, except those that exist already."""
 
     number: int
     request: Request
@@ -374,11 +373,11 @@ Made = Card | Picks | None  # None: the end
 
 
 class Pause(NamedTuple):
-    """The search for the best models made room for another order, and starts again later."""
+    """The search for the best models was interrupted by another order. It starts again later."""
 
 
 class Cancellation(NamedTuple):
-    """Tells the worker to forget the order with this number."""
+    """Cancels the order with this number."""
 
     number: int
 
@@ -549,9 +548,8 @@ class Maker:
         index = read_index()
         checked = checked_entries(index)
         done = set(order.made_ids)
-        planned: dict[
-            str, tuple[Entry, Plan]
-        ] = {}  # during the search; their cards are made after the picks'
+        # Made during the search; their cards come after those of the picks.
+        planned: dict[str, tuple[Entry, Plan]] = {}
 
         def on_plan(entry: Entry, plan: Plan) -> None:
             if entry.id not in done and not entry.is_users:

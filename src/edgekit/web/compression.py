@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgekit.server.requests import Header
 from edgekit.web.types import EVENTS
 
-MIN_BYTES = 1024  # shorter answers fit into one packet anyway
+MIN_BYTES = 1024  # shorter answers fit into one packet
 THREAD_BYTES = 32 * 1024  # longer ones would block the server's loop for milliseconds
 THREADS = 2
 LEVEL = 5
@@ -35,7 +35,7 @@ def accepts_gzip(accept_encoding: str) -> bool:
 
 
 class Compression:
-    """The middleware. Answers in several parts and event streams pass through as they come."""
+    """The middleware. Answers in several parts and event streams pass through unchanged."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""The addresses at which other devices in the network reach this machine."""
+"""The addresses of this machine for other devices in the network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import psutil
 
-MAX_HOSTS = 4  # a machine with many networks: the others are in `ip address`
+MAX_HOSTS = 4  # `ip address` lists the others
 _WILD = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}  # noqa: S104 - compared, not bound
 # Addresses reserved for documentation: a UDP socket that is connected to one shows the address that the machine uses
 # to reach other networks. Connecting it sends nothing.
@@ -56,7 +56,7 @@ def _interfaces() -> dict[str, list[tuple[int, str]]]:
 
 
 def _address_to_elsewhere(family: int) -> str | None:
-    """The address of this machine on its way to other networks; None without one."""
+    """The address that this machine uses to reach other networks; None if there is none."""
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((_ELSEWHERE[socket.AddressFamily(family)], 9))
         return str(probe.getsockname()[0])

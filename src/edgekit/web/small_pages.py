@@ -37,7 +37,7 @@ button { padding: 0 1.25rem; border: 0; color: var(--on-accent); background: var
 a { color: var(--accent); }
 :focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; }
 """
-# What allows this style sheet, and no other, in a content security policy.
+# Allows this style sheet, and no other, in a content security policy.
 STYLE_SOURCE = f"'sha256-{b64encode(sha256(STYLE.encode()).digest()).decode()}'"
 
 _ICON = quote((FOLDER / "icon.svg").read_text(encoding="utf-8").strip())
@@ -59,7 +59,7 @@ _PAGE = f"""\
 # POST, so that the token is in no address, history or log.
 _FORM = """
 <form method="post" action="{action}">
-<label for="token">Token, or that address</label>
+<label for="token">Token, or the address that edgekit web printed</label>
 <div class="row"><input id="token" name="token" type="password" required autofocus maxlength="2000" autocomplete="off"
 autocapitalize="off" spellcheck="false"><button type="submit">Open</button></div>
 </form>"""

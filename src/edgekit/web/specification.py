@@ -11,7 +11,7 @@ from edgekit.web.assets import Asset, asset_of
 
 
 class Specification:
-    """The document as it is sent. The first to ask for it makes it; others wait meanwhile."""
+    """The serialised document. The first request makes it; others wait for that."""
 
     def __init__(self, make: Callable[[], dict[str, Any]]) -> None:
         self._make = make

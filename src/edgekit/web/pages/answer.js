@@ -6,10 +6,10 @@ import { engineNamed, engineWords } from "./engines.js";
 import { gb, gib, gibOf, wholeK } from "./format.js";
 import { COMMON, MODEL } from "./texts.js";
 
-const AUTO = "auto"; // a cache type that says nothing
-const LITTLE_BYTES = 64 * 1024 ** 2; // to spare: no figure is worth saying
+const AUTO = "auto"; // the engine chooses the cache type: not worth showing
+const LITTLE_BYTES = 64 * 1024 ** 2; // less free memory than this is shown as none
 
-/** The memory that decides: the fullest, as a share of what is usable. */
+/** The fullest memory, as a share of what is usable: it decides the verdict. */
 export const fullest = (bars) =>
   bars.reduce((most, one) => ((one.utilization ?? Infinity) > (most?.utilization ?? -1) ? one : most), null);
 
@@ -18,8 +18,8 @@ function verbOf({ embeds, engine }) {
 }
 
 /**
- * Parts of the sentence for a load that runs: [text, whether only the check knows it]. A check says the place as EdgeKit
- * chose it, a fit as its flags say.
+ * The sentence for a load that runs, in parts: [text, whether it comes from the check]. The place is from the check if
+ * it has these settings, else from the fit.
  */
 function parts(fit, check, isOfIt) {
   const verb = fit.engine === check?.engine.name ? verbOf(check) : MODEL.runs;
@@ -33,13 +33,13 @@ function parts(fit, check, isOfIt) {
   ].filter(Boolean);
 }
 
-/** The verdict's sentence as text, for those who listen. */
+/** The sentence as plain text, for screen readers. */
 export function spokenSentence(fit, check, isOfIt) {
   if (!fit.place) return sentence(fit.refused ?? fit.told, fit.status);
   return parts(fit, check, isOfIt).map(([text]) => text).join("");
 }
 
-/** "Runs fully on your RTX 4090 at about 42 tokens/s, ..."; why not, where it does not load. */
+/** "Runs fully on your RTX 4090 at about 42 tokens/s, ...", or why it does not load. */
 function sentenceNode(fit, check, isOfIt) {
   const isPlain = fit.refused || !fit.place;
   const told = fit.refused ?? (isOfIt && check.status === fit.status ? check.headline : fit.told);
@@ -58,7 +58,7 @@ function sentenceNode(fit, check, isOfIt) {
   );
 }
 
-/** Why a check says no to a load that has room, and what a tight load asks of a person. */
+/** Why the check fails although the memory is enough, and advice for a tight fit. */
 function caveats(fit, check, isOfIt) {
   const isDoubted = isOfIt && fit.can_load && !check.can_load && check.reasons.length > 0;
   const decides = fullest(fit.bars);
@@ -74,7 +74,7 @@ function tightText({ available_bytes: available, required_bytes: required }) {
   return left < LITTLE_BYTES ? MODEL.full : MODEL.tight(gib(left));
 }
 
-/** Why nothing fits, one reason in a line. */
+/** Why nothing fits, one reason per line. */
 function reasons(fit, check, isOfIt) {
   if (!isOfIt || fit.can_load || check.can_load || !check.reasons.length) return null;
   return el("ul", { class: "notes why", "aria-label": MODEL.why }, check.reasons.map((text) => el("li", { text })));
@@ -91,7 +91,9 @@ const figureNode = ({ name, value, unit, title, isOfCheck, key }) =>
   );
 
 function speedFigure({ speed, can_load: canLoad }) {
-  if (!speed || !canLoad) return { key: "speed", name: MODEL.speed, value: canLoad ? COMMON.unknown : MODEL.noValue };
+  if (!speed || !canLoad) {
+    return { key: "speed", name: MODEL.speed, value: canLoad ? MODEL.speedUnknown : MODEL.noValue };
+  }
   const interval = MODEL.speedInterval(speed.decode);
   const unit = [MODEL.speedUnit, interval && `(${interval})`].filter(Boolean).join(" ");
   return { key: "speed", name: MODEL.speed, value: MODEL.speedValue(speed.typical), unit, title: speed.because };

@@ -1,4 +1,4 @@
-// Every number of an estimate as a table, and what has to be known about the numbers.
+// The memory breakdown as a table, and the notes below it.
 
 import { COMPONENTS, groupOf } from "./bar.js";
 import { el } from "./dom.js";
@@ -7,12 +7,12 @@ import { BARS, COMMON, MODEL } from "./texts.js";
 
 const WEAKEST = ["assumed", "modelled", "asked", "exact"];
 
-/** Bytes as people read them, the exact number for those who point. */
+/** A rounded size; the tooltip has the exact bytes. */
 function size(n) {
   return el("span", { title: COMMON.bytes(n), text: bytes(n) });
 }
 
-/** Pool of a line -> what its memory is called on this machine; bars and budgets are in the same order. */
+/** A function from a pool to its name on this machine. Bars and budgets are in the same order. */
 export function poolNames(fit, check) {
   const budgets = check?.budgets ?? [];
   const names = new Map();
@@ -23,7 +23,7 @@ export function poolNames(fit, check) {
   return (pool) => names.get(pool) ?? plain(pool);
 }
 
-/** Lines of a bill, one row for each component and memory. */
+/** The lines of the estimate, merged into one row for each component and memory. */
 function rowsOf(lines) {
   const rows = new Map();
   for (const line of lines) {
@@ -52,17 +52,17 @@ function knownWords(basis, within) {
   return MODEL.within(basis, (100 * within).toFixed(within < 0.1 ? 1 : 0));
 }
 
-/** Lines of one component -> how well their sum is known: the weakest basis, and how far it may be off. */
+/** How accurate the sum of these lines is: the weakest basis, and the bound of the error. */
 function known(lines) {
   const [basis] = WEAKEST.filter((one) => lines.some((line) => line.basis === one));
-  const isSaid = lines.every((line) => line.within !== null || line.basis === "exact");
+  const isBounded = lines.every((line) => line.within !== null || line.basis === "exact");
   const total = lines.reduce((sum, line) => sum + line.bytes, 0);
   const off = lines.reduce((sum, line) => sum + line.bytes * (line.within ?? 0), 0);
-  return knownWords(basis, isSaid ? off / total : null);
+  return knownWords(basis, isBounded ? off / total : null);
 }
 
 /** "exact: weights, kv cache; modelled: prompt cache". */
-function basisTold(lines) {
+function basisText(lines) {
   const names = new Map();
   for (const { name } of COMPONENTS) {
     const own = lines.filter((line) => line.component === name && line.bytes);
@@ -102,7 +102,7 @@ const headNode = (name) => el("th", { scope: "col", class: name === "size" && "n
 
 const laterHead = () => el("tr", {}, el("th", { colSpan: 5, scope: "rowgroup", text: MODEL.later }));
 
-/** Every number of the bill, by memory and component; what comes later stands apart. */
+/** The table, by memory and component; what may be allocated later is in a part of its own. */
 export function billTable(estimate, nameOf) {
   const inOrder = (a, b) => a.pool.localeCompare(b.pool) || ORDER.get(a.component) - ORDER.get(b.component);
   const rows = rowsOf(estimate.lines).sort(inOrder);
@@ -123,10 +123,10 @@ export function billTable(estimate, nameOf) {
   );
 }
 
-/** Everything that has to be known about the numbers; what only the check says is marked. */
+/** The notes, without duplicates; those only in the check are marked. */
 export function notes(fit, check) {
   const { estimate } = fit;
-  const own = new Set([estimate && basisTold(estimate.lines), ...(fit.notes ?? []), ...(estimate?.notes ?? [])]);
+  const own = new Set([estimate && basisText(estimate.lines), ...(fit.notes ?? []), ...(estimate?.notes ?? [])]);
   own.delete(null);
   const others = new Set((check?.notes ?? []).filter((text) => !own.has(text)));
   return [

@@ -2,13 +2,13 @@
 
 import { flagWords } from "./engines.js";
 
-const ESCAPED = String.raw`'\''`; // a quote within quotes
+const ESCAPED = String.raw`'\''`; // a single quote inside single quotes
 const SAFE = /^[\w@%+=:,./-]+$/;
 
 /** A word as a POSIX shell reads it. */
 const quoted = (word) => (SAFE.test(word) ? word : ["", word.replaceAll("'", ESCAPED), ""].join("'"));
 
-/** What is asked about, as flags; nothing for this machine. */
+/** The machine as flags; none for this computer. */
 function machineWords({ device, ram, vram, cpu }) {
   const words = device.flatMap((one) => ["--device", one]);
   for (const [name, value] of Object.entries({ ram, vram, cpu })) {
@@ -17,13 +17,13 @@ function machineWords({ device, ram, vram, cpu }) {
   return words;
 }
 
-/** `edgekit check gemma-3-27b -c 8192 --device 'RTX 4090'`: what was chosen on the page, and nothing else. */
+/** `edgekit check gemma-3-27b -c 8192 --device 'RTX 4090'`: only with the flags that the user chose. */
 export function checkCommand(verb, settings, machine, also = []) {
   const words = ["edgekit", verb, settings.name, ...chosenWords(settings), ...machineWords(machine), ...also];
   return words.map(quoted).join(" ");
 }
 
-/** The same for a command that runs the model on the machine where it is typed. */
+/** The same for `run` and `serve`, which use the machine they are started on. */
 export function runCommand(verb, settings) {
   return ["edgekit", verb, settings.name, ...chosenWords(settings, NOT_RUN)].map(quoted).join(" ");
 }

@@ -1,15 +1,15 @@
-// How to run it: a tab for each program, the commands of the present settings, and a button that copies them.
+// The commands that run the model: a tab for each program, with a button to copy.
 
 import { call } from "./api.js";
 import { copy, el } from "./dom.js";
 import { engineLabel, PROGRAM_TABS, tabOf } from "./engines.js";
 import { COMMANDS, COMMON } from "./texts.js";
 
-const LONG = 7; // lines; a longer text is folded
-const KEPT = 4; // lines of a folded one
+const LONG = 7; // lines; longer texts are shortened
+const KEPT = 4; // lines shown of a shortened text
 const MOVES = { ArrowRight: 1, ArrowLeft: -1 };
 
-/** One text to copy, with its name above it where there are several. */
+/** A text with a copy button; with `hasName` its name is above it. */
 export function commandBlock({ name, text, notes = [] }, hasName) {
   const button = el("button", {
     type: "button",
@@ -30,7 +30,7 @@ export function commandBlock({ name, text, notes = [] }, hasName) {
   );
 }
 
-/** Only the first lines of a long text, until all of it is asked for. */
+/** Shows only the first lines of a long text. Returns the button that shows all; null if the text is short. */
 function unfolding(code, text) {
   const lines = text.trimEnd().split("\n");
   if (lines.length <= LONG) return null;
@@ -46,24 +46,24 @@ function unfolding(code, text) {
   return button;
 }
 
-/** Commands by the program that runs them: [["llama-server", [...]], ...]. */
+/** The commands of each program: [["llama-server", [...]], ...]. */
 function byProgram(commands) {
   const found = new Map();
   for (const one of commands) found.set(one.program, [...(found.get(one.program) ?? []), one]);
   return [...found];
 }
 
-/** The tabs and their panel. `fields(engine)`: what another engine is asked; `own()`: EdgeKit's own commands. */
+/** The tabs and their panel. `fields(engine)`: the fields of a plan; `own()`: EdgeKit's own commands. */
 export class Commands {
   #fields;
   #own;
   #tabs;
   #tab = null; // label of the open tab
-  #isPicked = false; // by a person: it stays open
-  #program = {}; // label -> the program that was picked in it
-  #check = null; // of the present settings, or of those before
-  #plans = new Map(); // fields -> the plan of another engine, or its error
-  #asked = new AbortController();
+  #isPicked = false; // the user chose the tab: it stays open
+  #program = {}; // tab label -> the chosen program
+  #check = null; // the last one
+  #plans = new Map(); // fields as JSON -> the plan of another engine
+  #request = new AbortController();
   #drawn = "";
 
   constructor({ fields, own, signal }) {
@@ -75,7 +75,7 @@ export class Commands {
     this.list.addEventListener("keydown", (event) => this.#key(event));
     this.panel = el("div", { class: "command-panel", role: "tabpanel", id: "command-panel", tabIndex: -1 });
     this.node = el("div", {}, this.list, this.panel);
-    signal.addEventListener("abort", () => this.#asked.abort());
+    signal.addEventListener("abort", () => this.#request.abort());
   }
 
   #tabNode(label, at) {
@@ -85,7 +85,7 @@ export class Commands {
     return node;
   }
 
-  /** The commands of a check; the tab of its engine opens first. */
+  /** Shows the commands of a check. The tab of its engine opens first. */
   show(check) {
     if (check.engine.name !== this.#check?.engine.name && !this.#isPicked) this.#tab = null;
     this.#check = check;
@@ -95,7 +95,7 @@ export class Commands {
     this.#draw();
   }
 
-  /** While a slider moves: the command of this moment. The others come when it rests. */
+  /** Updates the open command while a slider moves. The next check updates the rest. */
   follow(command) {
     const [first] = this.#check?.commands ?? [];
     if (!first || !command || this.#tab !== tabOf(first.program, this.#check.engine.name)) return;
@@ -130,14 +130,14 @@ export class Commands {
     this.#pick(this.#tabs[to].dataset.label);
   }
 
-  /** The engine whose commands the open tab has: the one that answered, if it has some. */
+  /** The engine of the open tab: that of the check, if the tab has it. */
   #engine() {
     const { engines } = PROGRAM_TABS.find(({ label }) => label === this.#tab);
     return engines.includes(this.#check.engine.name) ? this.#check.engine.name : engines[0];
   }
 
   #draw() {
-    this.#asked.abort();
+    this.#request.abort();
     if (this.#tab === COMMANDS.edgekit) return this.#drawOwn();
     const engine = this.#engine();
     if (engine === this.#check.engine.name) return this.#list(this.#check, engine);
@@ -149,14 +149,14 @@ export class Commands {
     this.#put(rows.map((one) => commandBlock(one, true)), rows);
   }
 
-  /** Another engine is asked when its tab is open. */
+  /** Plans with another engine when its tab is opened. */
   async #plan(engine) {
     const fields = this.#fields(engine);
     const key = JSON.stringify(fields);
     const known = this.#plans.get(key);
     if (known) return this.#other(engine, known);
-    this.#asked = new AbortController();
-    const { signal } = this.#asked;
+    this.#request = new AbortController();
+    const { signal } = this.#request;
     this.#put([el("p", { class: "muted", role: "status", text: COMMANDS.planning })], key);
     let found;
     try {
@@ -169,12 +169,12 @@ export class Commands {
     return null;
   }
 
-  /** What another engine says, in one line, then its commands. */
+  /** Another engine's headline, then its commands. */
   #other(engine, found) {
-    const told = el("p", { class: "tab-told", text: COMMANDS.otherEngine(engineLabel(engine), found.headline) });
+    const line = el("p", { class: "tab-told", text: COMMANDS.otherEngine(engineLabel(engine), found.headline) });
     const commands = found.commands.filter((one) => tabOf(one.program, engine) === this.#tab);
-    if (commands.length) this.#blocks(commands, [told]);
-    else this.#put([told], found.headline);
+    if (commands.length) this.#blocks(commands, [line]);
+    else this.#put([line], found.headline);
   }
 
   #list({ commands, can_load: canLoad }, engine) {
@@ -184,7 +184,7 @@ export class Commands {
     return this.#put([el("p", { class: "muted", text })], text);
   }
 
-  /** Several programs of a tab are a choice; several texts of one program are steps. */
+  /** Several programs of a tab are a choice (chips); several texts of one program are steps. */
   #blocks(commands, before) {
     const groups = byProgram(commands);
     const [program, shown] = groups.find(([name]) => name === this.#program[this.#tab]) ?? groups[0];
@@ -204,7 +204,7 @@ export class Commands {
     return chip;
   }
 
-  /** New content only where it is another: what is selected or focused in it stays. */
+  /** Replaces the content only if it changed, so that a text selection and the focus stay. */
   #put(nodes, of) {
     const now = JSON.stringify([this.#tab, of]);
     if (now === this.#drawn) return;

@@ -1,4 +1,4 @@
-// Settings -> controls: quantisation, context and KV cache; what else the engine has is under "More settings".
+// The controls: quantisation, context and KV cache; the other settings of the engine are under "More settings".
 
 import { cacheFlags, cacheName, cacheTypes } from "./cache_names.js";
 import { contextControl } from "./context_control.js";
@@ -11,9 +11,9 @@ const UNNAMED = "auto"; // a cache type that the engine chooses when it starts
 const AUTO = ""; // the value of a menu's first entry
 const ONE_CACHE = { key: "one_cache", kind: "note", need: "oneCache" };
 
-const YES = new Set(["true", "yes", "on", "1", "t", "y"]); // as a link may say it
+const YES = new Set(["true", "yes", "on", "1", "t", "y"]); // accepted in a link
 
-/** The rows of an engine but its weights, and a note after the last of two that must agree for some models. */
+/** The settings of an engine except its weights, and the note about K and V after the second of them. */
 function rowsOf(name) {
   const { controls = [], cache, groups } = engineNamed(name) ?? {};
   const last = cache?.keys.length > 1 ? cache.keys.at(-1) : null;
@@ -21,7 +21,7 @@ function rowsOf(name) {
   return others.flatMap((row) => (row.key === last ? [row, ONE_CACHE] : [row]));
 }
 
-/** Values of a menu, and which is shown; its first entry leaves the choice to EdgeKit. */
+/** Fills a menu and selects a value. The first entry leaves the choice to EdgeKit. */
 function fill(select, auto, rows, value) {
   const options = [[AUTO, auto], ...rows];
   if (!options.some(([one]) => one === value)) options.push([value, value]);
@@ -33,7 +33,7 @@ function fill(select, auto, rows, value) {
   select.value = value;
 }
 
-/** The quantisations of the ladder; onweights(flags, event), {} for EdgeKit's own choice. */
+/** The menu of quantisations. Calls onweights(flags, event), with {} for EdgeKit's choice. */
 function quantControl(settings, onweights) {
   const select = el("select", { id: "set-quant" });
   let rows = [];
@@ -58,7 +58,7 @@ function quantControl(settings, onweights) {
   return { node, show };
 }
 
-/** One type for keys and values; where they differ, the menu says both. */
+/** The menu of KV cache types, one for K and V; if they differ, an entry names both. */
 function cacheControl(settings, oncache) {
   const select = el("select", { id: "set-cache" });
   select.addEventListener("input", (event) => {
@@ -79,7 +79,7 @@ function cacheControl(settings, oncache) {
   return { node, show };
 }
 
-/** What the model and the machine have, for rows that need it. */
+/** Facts about the model and the machine that some settings need. */
 function has(need, facts) {
   return !need || Boolean(facts[need]);
 }
@@ -90,7 +90,7 @@ const own = (row, facts) => {
   return fact ?? row.default ?? "";
 };
 
-/** A menu whose first entry is the engine's own choice. */
+/** A menu; its first entry is the engine's default. */
 function menu(row, onpick) {
   const first = el("option", { value: "" });
   const others = row.values.filter((value) => value !== row.default);
@@ -107,7 +107,7 @@ function menu(row, onpick) {
   return { input: select, show };
 }
 
-/** A whole number. What is no such number is told, and does not stay in the field. */
+/** A field for a whole number. It explains and then drops anything else. */
 function number(row, onpick) {
   const hint = el("p", { id: `hint-${row.key}`, class: "hint wrong" });
   const limits = { type: "number", min: row.least, max: row.most, step: 1 };
@@ -119,7 +119,7 @@ function number(row, onpick) {
     input.setAttribute("aria-invalid", String(!valid));
     hint.textContent = valid ? "" : accepted;
     if (!valid) return;
-    inForce = input.value && String(Number(input.value)); // 1e3 is a number of the field, and no flag's
+    inForce = input.value && String(Number(input.value)); // the field accepts 1e3, the flag does not
     onpick(row.key, inForce || null, event);
   });
   input.addEventListener("blur", () => {
@@ -131,7 +131,7 @@ function number(row, onpick) {
     inForce = isAuto ? "" : value;
     if (document.activeElement === input) return;
     input.value = inForce;
-    hint.textContent = ""; // what was not taken is gone by now
+    hint.textContent = ""; // the invalid entry is gone
   };
   return { input, hint, show };
 }
@@ -157,7 +157,7 @@ function toggle(row, onpick) {
   return { input, isInline: true, show: (value) => (input.checked = YES.has(String(value).toLowerCase())) };
 }
 
-/** A slider over the layers beside a box that leaves the choice to EdgeKit. */
+/** A slider for a number of layers, and a checkbox that leaves the choice to EdgeKit. */
 function layers(row, onpick) {
   const input = el("input", { id: `set-${row.key}`, type: "range", min: 0, step: 1 });
   const auto = el("input", { type: "checkbox", id: `auto-${row.key}` });
@@ -186,7 +186,7 @@ function layers(row, onpick) {
   return { input, beside: told, above: choice, show };
 }
 
-/** What was found out about the settings above it. */
+/** A note below settings. */
 function note({ need }) {
   const node = el("p", { class: "hint" });
   return { node, show: (_value, _isAuto, facts) => (node.textContent = facts[need]) };
@@ -203,7 +203,7 @@ function framed(row, made) {
   return el("div", { class: `control${row.is_wide || made.beside ? " wide" : ""}` }, head, body, made.hint);
 }
 
-/** What the address says beyond the controls, each with a way to take it back. */
+/** Settings of the address that have no control, each with a button to remove it. */
 function others(settings, onpick) {
   const keys = Object.keys(settings.chosen).filter((key) => !KNOWN.has(key));
   if (!keys.length) return null;
@@ -217,8 +217,8 @@ function others(settings, onpick) {
 }
 
 /**
- * {node, show(facts)}: onpick(key, value or null, event) hears every change, onweights(flags, event) another
- * quantisation, oncache(flags, event) another cache type.
+ * {node, show(facts)}. Calls onpick(key, value or null, event) for every change, onweights(flags, event) for another
+ * quantisation, oncache(flags, event) for another cache type.
  */
 export function controls(settings, { onpick, onweights, oncache }) {
   const quant = quantControl(settings, onweights);

@@ -1,8 +1,8 @@
-// A part of the page that opens: its content is made when it is looked at.
+// A panel that unfolds. Its content is made when it opens.
 
 import { el } from "./dom.js";
 
-/** {node, heading, isOpen}: f() fills it, when it opens and when `refresh()` is called while it is open. */
+/** {node, heading, summary, refresh()}: f() fills it when it opens, and on refresh() while it is open. */
 export function fold(title, className, content, f) {
   const heading = el("h2", { text: title });
   const summary = el("summary", {}, heading);

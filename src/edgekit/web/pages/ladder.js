@@ -8,7 +8,7 @@ import { gb } from "./format.js";
 import { LADDER } from "./texts.js";
 
 const SKELETON_ROWS = 8;
-const PAUSE_MS = 400; // after a check: settings may move on
+const PAUSE_MS = 400; // after a check: the settings may change again
 const MOVES = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 };
 const COLUMNS = ["quant", "download", "verdict", "speed", "context", "loss"];
 
@@ -25,7 +25,7 @@ function lossText({ loss }) {
   return loss.basis === "measured" ? LADDER.loss(loss.value) : LADDER.lossAbout(loss.value);
 }
 
-/** A row in words, for those who listen. */
+/** The row as one sentence, for screen readers. */
 function labelOf(row, engine) {
   return LADDER.label([
     row.quant,
@@ -55,16 +55,16 @@ function cells(row, engine) {
 
 const autoMark = () => el("small", { class: "muted", text: LADDER.auto });
 
-/** onchoose(flags, event): what to set; {} leaves the choice to EdgeKit. onrows(rows) hears of new rows. */
+/** Calls onchoose(flags, event), with {} for EdgeKit's choice, and onrows(rows) when the rows change. */
 export class QuantLadder {
   rows = [];
   #fields;
   #weights;
   #onchoose;
   #onrows;
-  #of = null; // the fields that the rows are of
+  #of = null; // the fields of the rows, as JSON
   #engine = null;
-  #asked = new AbortController();
+  #request = new AbortController();
 
   constructor({ fields, weights, onchoose, onrows, signal }) {
     Object.assign(this, { node: el("div", { class: "ladder" }) });
@@ -73,23 +73,23 @@ export class QuantLadder {
     this.#onchoose = onchoose;
     this.#onrows = onrows;
     this.#skeleton();
-    signal.addEventListener("abort", () => this.#asked.abort());
+    signal.addEventListener("abort", () => this.#request.abort());
   }
 
-  /** Settings move: what was asked is called off, so that nothing waits behind it. */
+  /** Cancels a running request while settings change, so that nothing waits for it. */
   hold() {
     if (this.node.ariaBusy === "true") this.#of = null;
-    this.#asked.abort();
+    this.#request.abort();
   }
 
-  /** Asks again, where the question is another one and stays for a moment. */
+  /** Requests the rows again if the settings have changed. */
   async refresh() {
     const fields = this.#fields();
     const now = JSON.stringify(fields);
     if (now === this.#of) return this.mark();
-    this.#asked.abort();
-    this.#asked = new AbortController();
-    const { signal } = this.#asked;
+    this.#request.abort();
+    this.#request = new AbortController();
+    const { signal } = this.#request;
     this.#of = now;
     this.node.classList.add("stale");
     this.node.ariaBusy = "true";
@@ -114,8 +114,8 @@ export class QuantLadder {
     this.#end();
     this.rows = [];
     this.#onrows(this.rows);
-    const told = LADDER.failed(error.message);
-    const nodes = isPassing(error) ? fault(told, () => this.refresh()) : [el("p", { class: "muted", text: told })];
+    const text = LADDER.failed(error.message);
+    const nodes = isPassing(error) ? fault(text, () => this.refresh()) : [el("p", { class: "muted", text })];
     this.node.replaceChildren(...nodes);
   }
 
@@ -144,7 +144,7 @@ export class QuantLadder {
     return [...this.node.querySelectorAll('[role="radio"]')];
   }
 
-  /** The row of the present settings is marked; it is the one that Tab reaches. */
+  /** Marks the row of the current settings; Tab goes to it. */
   mark() {
     const chosen = this.chosenRow();
     this.#radios().forEach((node, at) => {
@@ -154,7 +154,7 @@ export class QuantLadder {
     });
   }
 
-  /** The row of the weights that were chosen, else the one that EdgeKit chooses. */
+  /** The row of the chosen weights, else that of EdgeKit's choice. */
   chosenRow() {
     const names = Object.values(this.#weights()).map((name) => String(name).toLowerCase());
     if (!names.length) return this.rows.find((row) => row.is_chosen) ?? null;
@@ -198,7 +198,7 @@ function focusOne(radios, at) {
   radios[at].focus();
 }
 
-/** The headings: each row says everything itself, so they are only for the eye. */
+/** The headings. Hidden from screen readers, because the label of each row has everything. */
 function headRow() {
   const heads = COLUMNS.map((key) =>
     el("span", { class: `cell at-${key}`, text: LADDER.columns[key], title: titleOf(key) })

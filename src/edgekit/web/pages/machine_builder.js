@@ -1,4 +1,4 @@
-// A machine put together on the page: every change is the chosen machine at once.
+// The builder of a machine. Every change applies at once.
 
 import { el } from "./dom.js";
 import { counted, devices, machine } from "./machine.js";
@@ -8,10 +8,10 @@ import { HARDWARE, MACHINE } from "./texts.js";
 const TEXTS = HARDWARE.builder;
 const USUAL = ["RTX 3060", "RTX 4060 Ti 16GB", "RTX 4090", "RTX 5090", "RX 7900 XTX", "M4 Max 64GB"];
 const SIZES = [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024];
-const USUAL_RAM = "64G"; // next to the first card, where nothing is known of this computer
+const USUAL_RAM = "64G"; // added to the first card if the RAM of this computer is unknown
 const RAM = /^(\d+)\s*G(?:i?B)?(?:\s+(\S+))?$/i; // "64G", "64G DDR5-6000"
 
-/** A menu; a value that it does not list is added to it. */
+/** A menu. set() adds a value that is not in it. */
 function menu(rows, onchange) {
   const select = el("select", { onchange }, rows.map(([value, text]) => el("option", { value, text })));
   const set = (value) => {
@@ -22,7 +22,7 @@ function menu(rows, onchange) {
   return { select, set };
 }
 
-/** The controls of a machine. `ownRam()`: the RAM of this computer as a field, "" where it is not known. */
+/** The controls of a machine. `ownRam()`: the RAM of this computer as a field, "" if unknown. */
 export class MachineBuilder {
   #part = new DevicePart({ isShort: true, onchange: () => this.#read() });
   #ram = menu([["", TEXTS.ramNone], ...SIZES.map((size) => [`${size}G`, TEXTS.ramSize(size)])], () => this.#read());
@@ -34,7 +34,7 @@ export class MachineBuilder {
   #chips;
   #reset;
   #ownRam;
-  #asked = 0;
+  #requests = 0;
   #isOwn = false; // the change comes from these controls
   #more;
 
@@ -77,7 +77,7 @@ export class MachineBuilder {
     this.#fill();
   }
 
-  /** The chosen machine into the controls. */
+  /** Shows the chosen machine in the controls. */
   #fill() {
     this.#part.fill(machine.device);
     const [, size, speed] = RAM.exec(machine.ram) ?? [];
@@ -90,7 +90,7 @@ export class MachineBuilder {
     this.#mark();
   }
 
-  /** The chosen chip, and what cannot be set for this device. */
+  /** Marks the chosen chip, and disables controls that do not apply to the device. */
   async #mark() {
     this.#reset.disabled = machine.isThis;
     this.#ram.select.options[0].textContent = machine.isThis ? TEXTS.ramOwn : TEXTS.ramNone;
@@ -105,14 +105,14 @@ export class MachineBuilder {
     this.#speed.select.disabled = isWhole || !this.#ram.select.value;
   }
 
-  /** Of these devices, those that are machines of their own: they take no RAM, and no other device. */
+  /** Those devices that are complete machines: they have their own RAM and no other device. */
   async #wholeMachines(names) {
     const known = await devices().catch(() => []);
     const kinds = new Map(known.map((row) => [row.name, row.kind]));
     return names.filter((name) => !["gpu", undefined].includes(kinds.get(counted(name)[0])));
   }
 
-  #said() {
+  #fields() {
     const size = this.#ram.select.value;
     const ram = [size, size && this.#speed.select.value].filter(Boolean).join(" ");
     return { device: this.#part.wishes, ram, vram: this.#vram.value.trim(), cpu: this.#cpu.value.trim() };
@@ -124,32 +124,32 @@ export class MachineBuilder {
     this.#read();
   }
 
-  /** Another machine begins with the RAM of this one; without a GPU, RAM is all that it has. */
+  /** Whether the first device comes with a RAM size: after this computer, and for a machine without a GPU. */
   #needsRam() {
     return machine.isThis || (!this.#part.wishes.length && !this.#vram.value.trim());
   }
 
-  /** What the controls say, as the chosen machine, if the server understands it. */
+  /** Chooses the machine of the controls if the server accepts it. */
   async #read() {
-    const asked = ++this.#asked;
+    const request = ++this.#requests;
     const wishes = this.#part.wishes;
     const whole = await this.#wholeMachines(wishes);
-    if (asked !== this.#asked) return;
-    const isWhole = whole.includes(wishes.at(-1)); // what was added last stays
+    if (request !== this.#requests) return;
+    const isWhole = whole.includes(wishes.at(-1)); // the device added last wins
     if (whole.length && wishes.length > 1) {
       this.#part.fill(isWhole ? wishes.slice(-1) : wishes.filter((name) => !whole.includes(name)));
     }
     if (isWhole) this.#ram.set("");
     else if (!this.#ram.select.value && this.#needsRam()) this.#ram.set(this.#ownRam() || USUAL_RAM);
     if (!this.#ram.select.value) this.#speed.set("");
-    const said = this.#said();
-    const failed = await refusal(said);
-    if (asked !== this.#asked) return;
+    const fields = this.#fields();
+    const failed = await refusal(fields);
+    if (request !== this.#requests) return;
     this.#fault.textContent = failed ?? "";
     this.#fault.hidden = !failed;
     if (failed) return;
-    this.#isOwn = true; // what is typed meanwhile stays
-    machine.set(said);
+    this.#isOwn = true; // do not overwrite what the user types
+    machine.set(fields);
     this.#isOwn = false;
   }
 }

@@ -56,7 +56,7 @@ function tell(banner, text, kind) {
   banner.hidden = false;
 }
 
-/** Says that the server does not answer; draws the page again when it does. */
+/** Shows a banner while the server does not answer; draws the page again when it is back. */
 function startBanner() {
   const banner = document.getElementById("banner");
   connection.addEventListener("lost", () => tell(banner, SHELL.serverStopped, "lost"));

@@ -23,7 +23,7 @@ const REPOSITORY = /^(?:hf\.co\/|https:\/\/huggingface\.co\/)?([\w.-]+\/[\w.-]+?
 
 const linkTo = (ref) => `/model?ref=${encodeURIComponent(ref)}`;
 
-/** Without a model: a large search box, and what can be entered. */
+/** The page without a model: a large search box and examples. */
 function welcome(signal) {
   const { node } = finder({ label: MODEL.finder, isLarge: true, onpick: (ref) => go(linkTo(ref)), signal });
   const [before, command, after] = MODEL.welcome.file;
@@ -48,7 +48,7 @@ function welcome(signal) {
 
 const isSparse = (entry) => (entry.active_parameters ?? entry.parameters) < entry.parameters;
 
-/** What the page must know besides the check: names and licence, and whether the model has experts. */
+/** Facts that are not in the check: names, licence, and whether the model has experts. */
 async function factsOf(ref, check, signal) {
   const id = check.from_index ? check.model : NAME.exec(ref)?.[1];
   if (id && !(check.reference.includes("/") && !check.from_index)) {
@@ -68,13 +68,13 @@ async function factsOf(ref, check, signal) {
   };
 }
 
-/** Several engines at once are compared, not set. */
+/** Removes a list of engines: this page has one. */
 function compare({ ref, chosen }) {
   const fields = { ref: COMPARED.map(() => ref), engine: COMPARED.join(",") };
   location.replace(addressOf(`/compare${query(fields)}&context=${encodeURIComponent(chosen.context ?? "")}`));
 }
 
-/** A first answer; another machine that is chosen before it came, or after it failed, is asked about at once. */
+/** The first answer. If the machine changes before it comes, or after it failed, it starts again. */
 async function answer(place, head, settings, context, isAgain = false) {
   const round = new AbortController();
   context.signal.addEventListener("abort", () => round.abort(), { once: true });
@@ -88,7 +88,7 @@ async function answer(place, head, settings, context, isAgain = false) {
     const further = (found, signal) => factsOf(settings.ref, found, signal);
     const { check, facts } = await open(place, settings.checkFields(), { signal: round.signal, further });
     if (round.signal.aborted) return;
-    machine.removeEventListener("change", again); // from here on the view listens
+    machine.removeEventListener("change", again); // the view listens from here on
     head.show(facts);
     const view = new ModelView(settings, facts, context.signal);
     await view.begin(check);
@@ -110,12 +110,12 @@ async function answer(place, head, settings, context, isAgain = false) {
 
 const withRam = (ram) => machine.set({ device: machine.device, vram: machine.vram, cpu: machine.cpu, ram });
 
-/** Who pressed "Try again" or "Cancel", which are gone now, is led to what came of it. */
+/** Moves the focus from "Try again" or "Cancel", which are gone, to the result. */
 function keepFocus(node) {
   if (document.activeElement === document.body) node.focus({ preventScroll: true });
 }
 
-/** The question without what could not be used of it. */
+/** Loads the page without the invalid part of the link. */
 function withoutSettings(settings, subject) {
   if (subject === "settings") go(linkTo(settings.ref));
   else if (subject === "machine") machine.set();

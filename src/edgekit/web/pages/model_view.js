@@ -1,4 +1,4 @@
-// The answer about one model: built once, updated with each answer; what is folded computes nothing.
+// The answer for one model: built once, updated with each response. Folded panels are not computed.
 
 import { connection, isPassing } from "./api.js";
 import { bars, headline, isSample, setupLine, spokenSentence } from "./answer.js";
@@ -25,9 +25,9 @@ import { side } from "./side.js";
 import { Strip } from "./strip.js";
 import { COMMANDS, LADDER, MODEL } from "./texts.js";
 
-const ANNOUNCE_MS = 900; // after the last change: a reader hears the verdict, not every step
-const SAVE_MS = 8000; // how long a file waits for the answers to the present settings
-const REFUSED = 422; // the engine says no
+const ANNOUNCE_MS = 900; // after the last change: screen readers hear the verdict, not every step
+const SAVE_MS = 8000; // how long a download waits for the answers to the current settings
+const REFUSED = 422; // HTTP status: the engine refuses the model
 
 function section(title, className, ...children) {
   return el("section", { class: `panel ${className}`, "aria-label": title }, el("h2", { text: title }), ...children);
@@ -39,22 +39,22 @@ export class ModelView {
   #session;
   #estimate = {};
   #timer = 0;
-  #failed = {}; // what has no answer to these settings -> its error
-  #picked = null; // the setting that was changed last
-  #isOneCache = false; // keys and values were found to go together
+  #failed = {}; // "fit" or "check" -> its error with the current settings
+  #picked = null; // key of the last changed setting
+  #isOneCache = false; // the model needs the same cache type for K and V
 
   constructor(settings, facts, signal) {
     this.#settings = settings;
     this.#facts = facts;
     this.#session = new Session(settings, signal);
-    signal.addEventListener("abort", () => clearTimeout(this.#timer)); // a page that was left announces nothing
+    signal.addEventListener("abort", () => clearTimeout(this.#timer)); // no announcement after leaving the page
     this.#parts(signal);
     this.#folds(signal);
     this.#listen(signal);
     this.node = this.#layout(signal);
   }
 
-  /** Shows the first answer, and resolves once its figures are there. */
+  /** Shows the first answer. Resolves when its figures are there. */
   begin(check) {
     return this.#session.begin(check);
   }
@@ -89,7 +89,7 @@ export class ModelView {
     });
   }
 
-  /** The parts that open; each is drawn while it is open. */
+  /** The panels that unfold; each is drawn only while it is open. */
   #folds(signal) {
     this.plot = new Plot({
       onpick: (count, event) => this.#pick("context", String(count), event),
@@ -144,7 +144,7 @@ export class ModelView {
     return el("div", { class: "model-grid" }, this.main, this.side.node);
   }
 
-  // --- what a person does
+  // --- user actions
 
   #reset() {
     this.#settings.reset();
@@ -176,7 +176,7 @@ export class ModelView {
     this.ladder.mark();
   }
 
-  /** Some models keep one cache for keys and values: the other half follows the first. Whether it did. */
+  /** For models that need the same cache type for K and V: sets the other one too. Returns whether it did. */
   #pair(about) {
     const other = about === ONE_TYPE && otherHalf(this.#picked, this.#settings.engine);
     if (!other) return false;
@@ -190,10 +190,10 @@ export class ModelView {
     return true;
   }
 
-  async #apply({ flags, machine: wished }, event) {
-    this.changes.summary.focus(); // the button goes with its list
-    if (wished) {
-      machine.set(await wished());
+  async #apply({ flags, machine: newMachine }, event) {
+    this.changes.summary.focus(); // the button is about to disappear
+    if (newMachine) {
+      machine.set(await newMachine());
       return;
     }
     for (const [key, value] of Object.entries(flags)) this.#settings.set(key, value);
@@ -214,16 +214,16 @@ export class ModelView {
     });
   }
 
-  /** All of one file is of the present settings; what does not come in time is left out. */
+  /** The answers to the current settings; null if the estimate does not come in time. */
   async #answer() {
     await this.#session.rested(SAVE_MS);
     const found = this.#session.present();
     return found.fit?.estimate ? { link: location.href, ...found } : null;
   }
 
-  // --- asking
+  // --- requests
 
-  /** The same once more; numbers that are those of the settings stay meanwhile. */
+  /** Requests everything again; figures for the current settings stay meanwhile. */
   #again() {
     if (this.#session.isPresent("fit")) this.#session.change();
     else this.#anew(performance.now());
@@ -240,7 +240,7 @@ export class ModelView {
     this.#leave();
   }
 
-  /** The settings are others now: what is shown of those before looks so. */
+  /** After a change of settings: greys out the old figures. */
   #leave() {
     this.#failed = {};
     this.ladder.hold();
@@ -252,7 +252,7 @@ export class ModelView {
     this.main.setAttribute("aria-busy", String(isStale));
   }
 
-  /** The server has stopped: the last figures stay, in grey. */
+  /** The server has stopped: keeps the last figures, greyed out. */
   #lose() {
     this.#setStale(true);
     this.#tellFault(MODEL.serverGone);
@@ -262,7 +262,7 @@ export class ModelView {
     refill(this.fault, nodes.length ? [el("div", { class: "error" }, ...nodes)] : [], this.head);
   }
 
-  /** What has no answer; what may have one the next time can be asked again. */
+  /** Shows the errors, with a "Try again" button for those that may go away. */
   #tellFailed() {
     const errors = Object.values(this.#failed).filter((error) => error.status !== REFUSED);
     const again = errors.find(isPassing);
@@ -321,7 +321,7 @@ export class ModelView {
     if (this.#session.fit) this.plot.move(this.#session.fit, cacheName(this.#settings));
   }
 
-  /** Curves are asked for while they are looked at. */
+  /** Requests curves only while the plot is open. */
   #drawCurves() {
     this.#session.drawsCurves = this.plotFold.node.open;
     if (this.#session.drawsCurves && this.#session.check) this.#session.drawAgain();
@@ -343,7 +343,7 @@ export class ModelView {
     else this.#setStale(true);
   }
 
-  /** Above the quantisations where the model does not fit; else one of the folded parts below them. */
+  /** Shows the suggested changes: above the quantisations if the model does not fit, else folded below them. */
   #showChanges(check) {
     const list = changeList(check, machine, (change, event) => this.#apply(change, event));
     const { node, heading, summary } = this.changes;
@@ -358,12 +358,12 @@ export class ModelView {
     if (isInside) summary.focus({ preventScroll: true });
   }
 
-  /** Who was in a part that goes is led to the answer. */
+  /** Moves the focus from a panel that disappears to the answer. */
   #keepFocus() {
     if (this.changes.node.contains(document.activeElement)) this.head.focus();
   }
 
-  /** The figures that only a check knows. */
+  /** Updates the figures that come from the check. */
   #refresh(check) {
     const { fit } = this.#session;
     this.#showHead(fit);
@@ -379,13 +379,13 @@ export class ModelView {
     const hasFigures = this.#session.isPresent("fit"); // of these settings
     if (what === "check" && isPassing(error) && hasFigures) return;
     this.#setStale(true);
-    if (isPassing(error)) return; // the last answer stays, in grey
+    if (isPassing(error)) return; // the last answer stays, greyed out
     this.head.classList.toggle("present", isRefused);
     if (isRefused) this.head.replaceChildren(this.#refusal(error));
-    else if (what === "check") this.head.replaceChildren(); // the verdict of other settings does not stand next to it
+    else if (what === "check") this.head.replaceChildren(); // remove the verdict of other settings
     if (what === "check") this.#showUnanswered();
     clearTimeout(this.#timer);
-    if (isRefused) announce(error.message); // the others are told as an alert
+    if (isRefused) announce(error.message); // the others are shown as an alert
   }
 
   #refusal(error) {
@@ -393,7 +393,7 @@ export class ModelView {
     return el("p", { class: "told" }, verdict("refused", this.#settings.engine), " ", words);
   }
 
-  /** There are no numbers; the controls still stand, so that another engine can be chosen. */
+  /** No figures: the controls stay, so that another engine can be chosen. */
   #showUnanswered() {
     const { fit, check } = this.#session;
     this.#settings.engine = this.#settings.chosen.engine ?? this.#settings.engine;
@@ -433,7 +433,7 @@ export class ModelView {
     this.controls.showQuant(this.#quantFacts());
   }
 
-  /** A slider that was moved on meanwhile stays where it is. */
+  /** Updates the controls, except a slider that has moved on since. */
   #contextOf(fit) {
     const isPresent = this.#session.isPresent("fit");
     const chosen = isPresent ? null : readTokens(String(this.#settings.chosen.context ?? ""));

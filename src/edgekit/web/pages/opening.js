@@ -1,4 +1,4 @@
-// A reference that was typed -> a first answer: progress while it is read, errors with what to do.
+// Opens a model: progress while it is read, then the first check, or an error with what to do next.
 
 import { job, query } from "./api.js";
 import { ONE_TYPE } from "./cache_names.js";
@@ -6,14 +6,14 @@ import { el } from "./dom.js";
 import { engineLabel, ENGINES } from "./engines.js";
 import { COMMON, OPENING } from "./texts.js";
 
-const QUIET_MS = 150; // what is quicker shows no progress
-const RAM_SIZES = ["16G", "32G", "64G", "128G"]; // offered where the machine's RAM is not known
-const NO_RAM = "ram"; // what an error is about
+const QUIET_MS = 150; // no progress is shown before this
+const RAM_SIZES = ["16G", "32G", "64G", "128G"]; // offered if the machine's RAM is unknown
+const NO_RAM = "ram"; // the `about` of an error
 const NO_ENGINE = new Set(["RefusedError", "HardwareError", "UnknownArchitectureError"]);
 
 /**
- * Shows how far it is, with a way to call it off, until both are there: the check, and the facts that
- * `further(check, signal)` gives. The place has its size already: nothing moves when the answer comes.
+ * Checks the model, then awaits `further(check, signal)`: {check, facts}. Meanwhile it shows the progress and a Cancel
+ * button. `place` already has its final size, so that nothing moves when the answer comes.
  */
 export function open(place, fields, { signal, further }) {
   const control = new AbortController();
@@ -41,11 +41,11 @@ export function open(place, fields, { signal, further }) {
   });
 }
 
-/** Whether the model, a setting, the machine or the engine is at fault, and so what can be done about it. */
+/** What is at fault: "model", "settings", "machine", "engine", "ram" or "all". It decides what the page offers. */
 function subjectOf({ type, about }, settings) {
   if (about === NO_RAM) return NO_RAM;
   if (NO_ENGINE.has(type)) return "engine";
-  if (type !== "UsageError" || !settings.isSaid) return "model";
+  if (type !== "UsageError" || !settings.hasChoices) return "model";
   return about ?? "all";
 }
 
@@ -61,12 +61,12 @@ function titleFor(error, subject) {
   return found ?? OPENING.failedTitle;
 }
 
-/** The server's sentence; where it names a flag that the page has a button for, the page's own. */
+/** The server's message, or the page's own if the page has buttons for what it asks. */
 function messageOf(error, subject, { chosen }) {
   return subject === NO_RAM ? OPENING.noRam.message(engineLabel(chosen.engine)) : error.message;
 }
 
-/** Where keys and values must have one cache type: each of the two, for both. */
+/** Buttons for models that need the same cache type for K and V: one for each of the two types. */
 function oneType(settings) {
   const halves = ["type_k", "type_v"];
   const types = new Set(halves.map((key) => settings.chosen[key] ?? "f16"));
@@ -75,12 +75,12 @@ function oneType(settings) {
   return [...types].map(button);
 }
 
-/** What can be done beside trying again. */
-function waysOut(error, subject, settings, { onplain, onram }) {
+/** The buttons next to "Try again". */
+function otherButtons(error, subject, settings, { onplain, onram }) {
   if (error.about === ONE_TYPE) return oneType(settings);
   if (subject === NO_RAM) return RAM_SIZES.map((size) => ramButton(size, onram));
   if (subject === "engine") return otherEngines(settings);
-  if (subject === "model" || !settings.isSaid) return [];
+  if (subject === "model" || !settings.hasChoices) return [];
   return [el("button", { type: "button", text: OPENING.withoutSettings, onclick: () => onplain(subject) })];
 }
 
@@ -98,13 +98,13 @@ function engineLink(settings, name, text) {
 }
 
 /**
- * {node, heading}: what went wrong, what to do, and a way to try again. onplain("settings", "machine" or "all") asks
+ * {node, heading}: what went wrong, what to do, and the buttons. onplain("settings", "machine" or "all") tries again
  * without them, onram("32G") with this RAM.
  */
-export function failure(error, settings, { retry, ...ways }) {
+export function failure(error, settings, { retry, ...handlers }) {
   const isCancelled = error.name === "AbortError";
   const subject = isCancelled ? "model" : subjectOf(error, settings);
-  const told = isCancelled ? OPENING.cancelled : messageOf(error, subject, settings);
+  const message = isCancelled ? OPENING.cancelled : messageOf(error, subject, settings);
   const help = isCancelled ? null : helpFor(error, subject);
   const title = isCancelled ? OPENING.cancelledTitle : titleFor(error, subject);
   const heading = el("h2", { id: "failure-title", tabIndex: -1, text: title });
@@ -113,9 +113,9 @@ export function failure(error, settings, { retry, ...ways }) {
     "section",
     { class: "panel failure", "aria-labelledby": "failure-title" },
     heading,
-    el("p", { class: isCancelled ? "" : "error", role: "alert", text: told }),
+    el("p", { class: isCancelled ? "" : "error", role: "alert", text: message }),
     help && el("p", { text: help }),
-    el("div", { class: "buttons" }, subject !== NO_RAM && again, waysOut(error, subject, settings, ways)),
+    el("div", { class: "buttons" }, subject !== NO_RAM && again, otherButtons(error, subject, settings, handlers)),
   );
   return { node, heading };
 }

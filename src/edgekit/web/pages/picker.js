@@ -1,4 +1,4 @@
-// The control that chooses a machine: one line that names it, chips of usual machines, and a form for any other.
+// The machine picker: one line with its label, chips of popular machines, and a form for any other.
 
 import { call } from "./api.js";
 import { announce, el } from "./dom.js";
@@ -8,10 +8,10 @@ import { isSameMachine, POPULAR, recentMachines } from "./machines.js";
 import { COMMON, MACHINE } from "./texts.js";
 
 const SHOWN = 12; // devices in the list at once
-const COUNTS = [1, 2, 3, 4, 5, 6, 7, 8]; // in the menu, beside one that is there already
+const COUNTS = [1, 2, 3, 4, 5, 6, 7, 8]; // in the menu, besides the current count
 const SIZES = ["8G", "16G", "32G", "64G", "96G", "128G", "192G", "256G", "512G"];
 
-let lastList = 0; // number of the last list of sizes: each has its own id
+let lastList = 0; // for unique ids of the lists of sizes
 
 const wishOf = ([name, count]) => (count > 1 ? `${count}x ${name}` : name);
 
@@ -23,7 +23,7 @@ export function labelled(text, control, hint) {
   return el("div", { class: "field" }, el("label", { htmlFor: id, text }), control, hintNode);
 }
 
-/** One device that was added: how many of it, and out again. */
+/** A chosen device: its count and a button to remove it. */
 function chosenRow(name, present, { setCount, remove }) {
   const counts = [...new Set([...COUNTS, present])].sort((a, b) => a - b);
   const pick = el(
@@ -46,7 +46,7 @@ function chosenRow(name, present, { setCount, remove }) {
   );
 }
 
-/** The memory as it is sold: the driver sees a little less of it. */
+/** The memory size as sold; drivers report slightly less. */
 const sizeOf = ({ memory_bytes: size }) => MACHINE.size(Math.ceil(size / 1024 ** 3));
 
 /** A device of the table that can be added. */
@@ -63,7 +63,7 @@ function offeredRow(row, add) {
   );
 }
 
-/** Chosen devices above, the table below; onchange() when a device is added, removed or counted anew. */
+/** The chosen devices, and a search for more. Calls onchange() when one is added, removed or its count changes. */
 export class DevicePart {
   wished = new Map(); // name -> how many
   #onchange;
@@ -73,20 +73,20 @@ export class DevicePart {
   #find = el("input", { type: "search", placeholder: MACHINE.deviceExample, autocomplete: "off", maxLength: 80 });
   #more = el("p", { class: "muted small", role: "status" });
 
-  /** isShort: the table is shown for what was typed only. */
+  /** isShort: lists devices only for a typed search. */
   constructor({ onchange = () => {}, isShort = false } = {}) {
     this.#onchange = onchange;
     this.#isShort = isShort;
     this.#find.addEventListener("input", () => this.#list());
     this.#find.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
-      event.preventDefault(); // it would take the machine as it stands
+      event.preventDefault(); // Enter would submit the form
       this.#offered.querySelector("button")?.click();
     });
     this.node = [this.#chosen, labelled(MACHINE.addDevice, this.#find), this.#offered, this.#more];
   }
 
-  /** The devices of an address, each once with how many they are. */
+  /** Sets the chosen devices: ["2x RTX 3090", ...]. */
   fill(wishes) {
     this.wished.clear();
     for (const [name, count] of wishes.flatMap(wishesOf)) this.wished.set(name, (this.wished.get(name) ?? 0) + count);
@@ -95,7 +95,7 @@ export class DevicePart {
     this.#list();
   }
 
-  /** What was typed and not chosen yet is added; what is wrong with it comes back. */
+  /** Adds a device that was typed but not chosen yet. Returns an error message, or null. */
   async take() {
     const typed = this.#find.value.trim();
     if (!typed) return null;
@@ -110,7 +110,7 @@ export class DevicePart {
     const before = this.wished.get(name) ?? 0;
     const [, count] = counted(this.#find.value);
     this.wished.set(name, Math.max(before, Math.min(before + count, MOST_OF_ONE)));
-    this.#find.value = ""; // it is said now
+    this.#find.value = ""; // it is in the list now
     this.#redraw();
     this.#list();
     if (isLeft) this.#find.focus();
@@ -172,8 +172,8 @@ function sizeInput(placeholder) {
 }
 
 /**
- * The fields of a machine: {nodes, fill(machine), said(), take()}. said() is what they say now; take() adds a device
- * that was typed and not chosen yet, and returns what is wrong with it.
+ * The input fields of a machine: {nodes, fill(machine), said(), take()}. said() returns their values. take() adds a
+ * device that was typed but not chosen yet, and returns an error message, or null.
  */
 export function machineFields() {
   const part = new DevicePart();
@@ -209,8 +209,8 @@ export function machineFields() {
   };
 }
 
-/** The form of a machine that is wished for: its parts, and what it says of itself. */
-function wishForm(close) {
+/** The form that describes a machine. */
+function machineForm(close) {
   const fields = machineFields();
   const fault = el("p", { class: "error", role: "alert", hidden: true });
   const use = async (event) => {
@@ -235,24 +235,24 @@ function wishForm(close) {
   return { form, fill };
 }
 
-/** Takes the machine if the server understands it; else its message comes back. */
-async function tryMachine(said) {
-  const failed = await refusal(said);
-  if (!failed) machine.set(said);
+/** Chooses the machine if the server accepts it. Returns an error message, or null. */
+async function tryMachine(fields) {
+  const failed = await refusal(fields);
+  if (!failed) machine.set(fields);
   return failed;
 }
 
-/** Why the server does not understand a machine; null if it does. */
-export async function refusal(said) {
+/** The server's error message for a machine; null if it accepts it. */
+export async function refusal(fields) {
   try {
-    if (!isSameMachine(said, {})) await call("hardware", said);
+    if (!isSameMachine(fields, {})) await call("hardware", fields);
     return null;
   } catch (error) {
     return error.message;
   }
 }
 
-/** {node, name(label), fault(message), open()}: the machine in one line, which opens the form. */
+/** {node, name(label), fault(message), open()}: a line with the machine; a click opens the form. */
 function machineLine(signal, { isSentence }) {
   const lead = el("span", { class: "muted machine-lead" });
   const label = el("strong", { class: "machine-name" });
@@ -260,7 +260,7 @@ function machineLine(signal, { isSentence }) {
     picker.open = false;
     summary.focus();
   };
-  const { form, fill } = wishForm(close);
+  const { form, fill } = machineForm(close);
   const change = el("span", { class: "machine-change", text: MACHINE.change });
   const summary = el("summary", {}, lead, el("span", { class: "offscreen", text: MACHINE.label }), label, change);
   const picker = el("details", { class: "machine", ontoggle: () => picker.open && fill() }, summary, form);
@@ -307,7 +307,7 @@ export function machinePicker(signal) {
   return el("div", { class: "machine-picker" }, line.node);
 }
 
-/** {node, name(label), fault(message)}: the line of the home page, with chips of machines beside it. */
+/** {node, name(label), fault(message)}: the line of the home page, with chips of machines next to it. */
 export function machineChooser(signal) {
   const line = machineLine(signal, { isSentence: false });
   const chips = el("div", { class: "chip-line", role: "group", "aria-label": MACHINE.chips });
@@ -323,7 +323,7 @@ export function machineChooser(signal) {
   return { node: el("div", { class: "machine-chooser" }, line.node, chips), name: line.name, fault: line.fault };
 }
 
-/** This computer, the machines used last, the popular ones: each once. */
+/** The chips: this computer, recently used machines, popular ones; without duplicates. */
 function chipRows() {
   const named = [{ text: MACHINE.thisComputer, fields: {} }, ...POPULAR];
   const recent = recentMachines(machine).filter((one) => !named.some(({ fields }) => isSameMachine(one, fields)));
@@ -346,13 +346,13 @@ function otherChip(open) {
   return el("button", { type: "button", class: "chip", text: MACHINE.other, onclick: open });
 }
 
-/** Where the chips scroll sideways, the chosen one is in view. */
+/** Scrolls the chosen chip into view. */
 function showChosen(chips) {
   const chosen = chips.querySelector('[aria-pressed="true"]');
   if (chosen) chips.scrollLeft = chosen.offsetLeft + chosen.offsetWidth - chips.clientWidth + 48;
 }
 
-/** A press elsewhere closes it, as every menu does. */
+/** Closes the form on a press outside it. */
 function closeOutside(picker, signal) {
   const onPress = (event) => {
     if (!picker.contains(event.target)) picker.open = false;

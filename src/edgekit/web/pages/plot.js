@@ -1,4 +1,4 @@
-// Memory against context, a line for each cache type, that follows the settings and can be asked.
+// The plot of memory vs context: one line per cache type. It follows the settings and can be clicked.
 
 import { isPassing } from "./api.js";
 import { el, fault, oncePerFrame, refill, scrollRoom, svg } from "./dom.js";
@@ -14,7 +14,7 @@ const NARROW = 480;
 const COLOURS = 9;
 const LETTER = 7; // pixels of a name, about
 
-/** Room for the axis on the left, and for the names of the lines on the right. */
+/** The margins: the axis on the left, names of lines on the right. */
 function boxOf(width, curves) {
   const isNarrow = width < NARROW;
   const left = isNarrow ? 40 : 52;
@@ -23,7 +23,7 @@ function boxOf(width, curves) {
   return { left, top: 26, width: width - left - right, height: HEIGHT - 26 - 44 };
 }
 
-/** Each cache type has its own colour; where there are more types than colours, those that are drawn differ first. */
+/** A colour for each cache type; with more types than colours, those shown get different ones. */
 function coloursOf(caches, drawn) {
   const free = new Set(Array.from({ length: COLOURS }, (_, i) => i));
   const found = new Map(caches.map((cache, i) => [cache, i % COLOURS]));
@@ -36,12 +36,12 @@ function coloursOf(caches, drawn) {
   return found;
 }
 
-/** Whether layers could lie elsewhere: a longer context may fit then. */
+/** Whether layers could be moved to another memory, so that a longer context may fit. */
 function isMovable({ engine, estimate }) {
   return engineNamed(engine)?.pins_placement && estimate !== null && estimate.backend !== "cpu";
 }
 
-/** onpick(tokens, event): a context is wanted; onwant(cache): a line that is not there yet; onagain(): all of them. */
+/** onpick(tokens, event): a context was chosen; onwant(cache): a line is missing; onagain(): request all again. */
 export class Plot {
   #curves = []; // of all memories
   #memory = null;
@@ -51,7 +51,7 @@ export class Plot {
   #index = null; // of the crosshair
   #view = null;
   #width = 720;
-  #why = [el("p", { text: PLOT.loading })]; // why there is none
+  #why = [el("p", { text: PLOT.loading })]; // shown instead of the plot
   #onpick;
   #onagain;
 
@@ -145,7 +145,7 @@ export class Plot {
     return isPassing(failure) ? fault(told, () => this.#onagain()) : [el("p", { text: told })];
   }
 
-  /** The marker, and which line is the present one. */
+  /** Moves the marker, and marks the current line. */
   move(fit, present) {
     this.#fit = fit;
     this.placed.textContent = isMovable(fit) ? PLOT.placement : "";
@@ -155,7 +155,7 @@ export class Plot {
     else this.#draw();
   }
 
-  /** Whether the marker lies inside what is drawn. */
+  /** Whether the marker is inside the plot. */
   #spans() {
     const { sizes, contexts } = this.#view;
     return (this.#sizeNow() ?? 0) <= sizes[1] && (this.#fit.context_tokens ?? 0) <= contexts[1];
@@ -240,7 +240,7 @@ export class Plot {
     this.#mark();
     const last = curves[0].points.length - 1;
     this.stage.setAttribute("aria-valuemax", last);
-    this.#point(this.#index === null ? null : Math.min(this.#index, last)); // what is pointed at follows the lines
+    this.#point(this.#index === null ? null : Math.min(this.#index, last)); // the crosshair follows the new curves
   }
 
   #viewOf(curves) {
@@ -268,7 +268,7 @@ export class Plot {
     this.#tellBeyond();
   }
 
-  /** Lines end where the model does; the setting may lie further. */
+  /** Curves end at the largest context; the setting may be beyond it. */
   #tellBeyond() {
     const { curves, native } = this.#view;
     const last = curves[0].points.at(-1)[0];
@@ -331,7 +331,7 @@ export class Plot {
     if (index !== null && this.#view) this.#onpick(this.#view.curves[0].points[index][0], event);
   }
 
-  /** Built when it is looked at. */
+  /** Fills the table when it is opened. */
   #tabulate() {
     if (this.table.parentElement.open) this.table.replaceChildren(plotTable(this.#shown(), this.#memory));
   }

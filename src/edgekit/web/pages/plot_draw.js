@@ -1,4 +1,4 @@
-// Curves and a scale -> the nodes of the plot: axes, lines with their names, budget, native, marker.
+// Draws the plot: axes, lines with their names, the usable limit, the trained context, and the marker.
 
 import { svg } from "./dom.js";
 import { short } from "./format.js";
@@ -33,7 +33,7 @@ export function axes({ box, scale, contexts, sizes, isLog }) {
   );
 }
 
-/** How high a line is at a place of the plot, in pixels; it goes straight from point to point. */
+/** The y of a line at an x, in pixels; linear between its points. */
 function heightAt(x, points, scale) {
   const places = points.map(([count, size]) => [scale.x(count), scale.y(size)]);
   const next = places.findIndex(([at]) => at >= x);
@@ -42,7 +42,7 @@ function heightAt(x, points, scale) {
   return y0 + ((y1 - y0) * (x - x0)) / (x1 - x0 || 1);
 }
 
-/** Where words of a level cross fewer lines: at its left end, or at its right one. Lines only rise. */
+/** The end of a horizontal line, left or right, where its label crosses fewer curves. Curves only rise. */
 function calmerEnd({ box, scale, curves }, words, baseline) {
   const wide = words.length * LETTER;
   const crossed = (left) =>
@@ -53,7 +53,7 @@ function calmerEnd({ box, scale, curves }, words, baseline) {
   return crossed(right - wide) < crossed(left) ? { x: right, anchor: "end" } : { x: left, anchor: "start" };
 }
 
-/** What is usable, and the context that the model was trained for. */
+/** The usable limit and the trained context. */
 export function rules({ box, scale, sizes, contexts, curves, budget, native }) {
   const right = box.left + box.width;
   const nodes = [];
@@ -83,7 +83,7 @@ export function rules({ box, scale, sizes, contexts, curves, budget, native }) {
 const path = (points, scale) =>
   points.map(([count, size], i) => `${i ? "L" : "M"}${scale.x(count).toFixed(1)} ${scale.y(size).toFixed(1)}`).join("");
 
-/** One line for each cache, the present one strong; names stand at their ends. */
+/** One line per cache type with its name at the end; the current one is bold. */
 export function lines({ box, scale, sizes, curves, present }) {
   const drawn = curves.map((curve) =>
     svg("path", {
@@ -114,7 +114,7 @@ function names({ box, scale, sizes, curves, present }) {
   return [...beside.map((curve, i) => named(curve, scale.x(curve.points.at(-1)[0]) + 6, places[i], "start")), ...cut];
 }
 
-/** The present setting; its words stand above the lines, where nothing else is. */
+/** The current setting; its label is above the lines. */
 export function marker({ box, scale, contexts, sizes }, { context, size }) {
   const x = scale.x(Math.min(contexts[1], Math.max(contexts[0], context)));
   const y = Math.max(box.top, scale.y(Math.min(size, sizes[1])));
@@ -130,7 +130,7 @@ export function marker({ box, scale, contexts, sizes }, { context, size }) {
   );
 }
 
-/** A line at a context, with a dot on every curve. */
+/** The crosshair: a vertical line with a dot on every curve. */
 export function crosshair({ box, scale, sizes, curves }, index) {
   const count = curves[0].points[index][0];
   const x = scale.x(count);

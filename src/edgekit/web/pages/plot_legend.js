@@ -1,10 +1,10 @@
-// Which lines are drawn: an entry for each cache type, and the points of the lines as a table.
+// The plot's legend, which switches lines on and off, and its table.
 
 import { el, svg } from "./dom.js";
 import { bytes, tokens } from "./format.js";
 import { COMMON, PLOT } from "./texts.js";
 
-/** Entries that switch lines on and off; onwant(cache) hears of one that is not there yet. */
+/** The legend; calls onwant(cache) for a line that is not loaded. */
 export class PlotLegend {
   #hidden = new Set();
   #onwant;
@@ -51,7 +51,7 @@ export class PlotLegend {
       svg("line", { class: `curve k${colour}`, x1: 1, y1: 5, x2: 27, y2: 5 }),
     );
     const isOn = curves.length > 0 && this.isShown(cache);
-    const isFinal = Boolean(refused?.isFinal); // else it may come when it is asked for again
+    const isFinal = Boolean(refused?.isFinal); // else another request may succeed
     const word = refused ? (isFinal ? PLOT.refused : PLOT.failedWord) : longest(curves);
     const props = {
       type: "button",
@@ -79,14 +79,14 @@ export class PlotLegend {
   }
 }
 
-/** How far a cache type goes in all memories. */
+/** The largest context of a cache type that fits in every memory. */
 function longest(curves) {
   if (!curves.length) return "";
   const count = Math.min(...curves.map((curve) => curve.longest ?? 0));
   return count > 0 ? PLOT.upTo(count) : PLOT.doesNotFit;
 }
 
-/** Context by context, what each cache type needs. */
+/** The table: a row per context, a column per cache type. */
 export function plotTable(curves, memory) {
   const heads = [PLOT.context, ...curves.map((curve) => curve.cache)].map((text) =>
     el("th", { scope: "col", class: "number", text })

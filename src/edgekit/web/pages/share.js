@@ -38,7 +38,7 @@ async function png(address) {
 
 const svgBlob = async (address) => new Blob([await pictureText(address)], { type: "image/svg+xml" });
 
-/** A button that is not pressed again while it works; it keeps the focus. */
+/** A button that ignores clicks while f runs; not disabled, so that it keeps the focus. */
 function busyButton(text, f, className) {
   const button = el("button", { type: "button", class: className, text });
   button.addEventListener("click", async () => {
@@ -51,8 +51,8 @@ function busyButton(text, f, className) {
 }
 
 /**
- * Opens the dialog. fields: of the check; name: of the files; title and machine: for the badge; command: `edgekit share`;
- * answer(): what the JSON holds, once it is there.
+ * Opens the dialog. fields: of the check; name: of the files; title, machine: for the badge; command: `edgekit share`;
+ * answer(): a promise of the content of the JSON file.
  */
 export function openShare({ fields, name, title, machine, command, answer }) {
   const address = `/picture.svg${query({ ...fields, theme: theme() })}`;

@@ -1,11 +1,11 @@
-// The settings: a column next to the answer, on a phone a sheet that a button at the bottom opens.
+// The settings: a column next to the answer; on a phone, a sheet opened by a button at the bottom.
 
 import { el, oncePerFrame } from "./dom.js";
 import { SETTINGS } from "./texts.js";
 
 const WIDE = "(min-width: 861px)"; // as in model.css
 
-/** {node, summarise(parts)}; onreset(event), onshare(event): the buttons below the settings. */
+/** {node, summarise(parts)}. Calls onreset(event) and onshare(event) for the buttons below the settings. */
 export function side(controls, { onreset, onshare, signal }) {
   const reset = el("button", { type: "button", text: SETTINGS.reset, title: SETTINGS.resetHint, onclick: onreset });
   const share = el("button", { type: "button", class: "primary", text: SETTINGS.share, onclick: onshare });
@@ -37,7 +37,7 @@ export function side(controls, { onreset, onshare, signal }) {
   return { node: el("div", { class: "side-place" }, column, sheet, open), summarise };
 }
 
-/** Where the settings are longer than the window, their lower edge says that there is more. */
+/** Marks the lower edge while there are more settings below it. */
 function showMore(scrolled, content, signal) {
   const isLonger = () => scrolled.scrollTop + scrolled.clientHeight < scrolled.scrollHeight - 2;
   const look = oncePerFrame(() => content.classList.toggle("more", isLonger()));

@@ -1,4 +1,4 @@
-// The layers of a model as a strip: colour and height say the kind, the band below where each lies.
+// The layers of a model as a strip: colour and height show the kind, the band below where each layer is.
 
 import { el, svg } from "./dom.js";
 import { LAYERS } from "./texts.js";
@@ -9,14 +9,14 @@ const TOP = 24;
 const BAND = 6;
 const HEIGHT = TOP + 4 + BAND;
 
-/** Kinds in the order of how many layers have them. */
+/** The kinds of layers, the most frequent first. */
 function kindsOf(layers) {
   const counts = new Map();
   for (const { kind } of layers) counts.set(kind, (counts.get(kind) ?? 0) + 1);
   return [...counts].sort((a, b) => b[1] - a[1]).map(([kind, count], i) => ({ kind, count, place: i % KINDS }));
 }
 
-/** Pools of a layer -> class of its band: on a GPU, on the CPU, or both. */
+/** The class of a layer's band: on a GPU, on the CPU, or on both. */
 function bandOf(pools) {
   const isGpu = pools.some((pool) => pool.startsWith("device"));
   const isHost = pools.includes("host");

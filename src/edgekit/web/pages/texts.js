@@ -1,19 +1,7 @@
-// Every text the page shows, by screen; a text with figures in it is a function.
-// What must be there before any script runs (header, footer) is in index.html; units are in format.js.
+// Every text on the page, by screen. A text with figures in it is a function.
+// The header and footer, which appear before any script runs, are in index.html; units are in format.js.
 
-import {
-  bytes,
-  figure,
-  gb,
-  gib,
-  gibOf,
-  params,
-  rate,
-  rateInterval,
-  short,
-  tokens,
-  wholeK,
-} from "./format.js";
+import { bytes, figure, gb, gib, gibOf, params, rate, rateInterval, short, tokens, wholeK } from "./format.js";
 
 const plural = (count, one, many = `${one}s`) => `${tokens(count)} ${count === 1 ? one : many}`;
 
@@ -46,10 +34,10 @@ export const SHELL = {
   serverBack: "Reconnected.",
 };
 
-/** The usual words; an engine may have others. */
+/** The default verdict words; an engine may have its own. */
 export const VERDICTS = { passed: "Fits", warning: "Tight", failed: "Does not fit", refused: "Cannot run" };
 
-/** Where a model that fits runs, next to the verdict's word. */
+/** The verdict and where the model runs: "Fits on GPU". */
 export const PLACES = {
   verdict: (word, runsOn) => (runsOn === "GPU" ? `${word} on GPU` : `${word}: ${runsOn.replace("CPU", "RAM")}`),
 };
@@ -73,7 +61,7 @@ export const BARS = {
   part: (name, size) => `${name} ${bytes(size)}`,
   sum: (required, available) => gibOf(required, available),
   left: (size) => `${size} free`,
-  missing: (size) => `${size} too much`,
+  missing: (size) => `${size} over`,
   budget: (available, total) => `${gibOf(available, total)} usable`,
   budgetLabel: (b) => `${b.name}: ${gibOf(b.available_bytes, b.total_bytes)} usable. ${b.told}`,
   used: (b) => `${b.memory}: ${gibOf(b.required_bytes, b.available_bytes)} usable${b.share ? ` (${b.share})` : ""}`,
@@ -114,7 +102,9 @@ export const MACHINE = {
   addDevice: "Add a device",
   addNamed: (name, size) => `Add ${name}, ${size}`,
   size: (gigabytes) => `${tokens(gigabytes)} GB`,
-  fault: (message) => `${message.slice(0, 1).toUpperCase()}${message.slice(1)}. Choose one of these machines, or describe another with "Other ...".`,
+  fault: (message) =>
+    `${message.slice(0, 1).toUpperCase()}${message.slice(1)}. ` +
+    'Choose one of these machines, or describe another with "Other ...".',
   added: (name) => `${name} added`,
   chosen: "Chosen devices",
   devices: "Devices",
@@ -127,7 +117,7 @@ export const MACHINE = {
   vramHint: "if the GPU is not in the list",
   cpu: "Processor",
   cpuExample: "Ryzen 7 7700",
-  cpuHint: "optional: for the speed of what runs on the CPU",
+  cpuHint: "optional: sets the speed of layers that run on the CPU",
   use: "Use this machine",
   reset: "Back to this computer",
   unknownDevice: "No device with this name. Enter its memory below instead.",
@@ -204,7 +194,7 @@ export const HOME = {
   moreModels: (count) => `${plural(count, "more model")} in the index: `,
   searchByName: "search by name",
   noMatch: (typed) => `No model in this list matches "${typed}".`,
-  openTyped: "Open it as a model",
+  openTyped: "Check it anyway",
   noFilterMatch: "No model in this list matches these filters.",
   showAll: "Show all models",
   stopped: "The server stopped before every model was checked.",
@@ -240,11 +230,14 @@ export const ERRORS = {
   cancelled: "Cancelled.",
 };
 
-const NOT_FOUND = "Check the spelling. You can enter a name of the index, org/name on Hugging Face, a URL, sample:NAME, or a file in a --models-dir folder.";
-const NOT_ALLOWED = "Local files can be opened only from folders given with edgekit web --models-dir FOLDER, and addresses on this machine or its network only with --allow-private.";
-const UNREACHABLE = "EdgeKit could not read the model from its server. Check the network and try again, or use a local file.";
+const NOT_FOUND = "Check the spelling. You can enter a name from the index, org/name on Hugging Face, a URL, " +
+  "sample:NAME, or a file in a --models-dir folder.";
+const NOT_ALLOWED = "Local files can be opened only from folders given with edgekit web --models-dir FOLDER, and " +
+  "addresses on this machine or its network only with --allow-private.";
+const UNREACHABLE = "EdgeKit could not read the model from its server. " +
+  "Check the network and try again, or use a local file.";
 const OTHER_ENGINE = "EdgeKit found the model but can't check it this way. Try another engine or machine.";
-/** A model that could not be opened: a heading by the kind of error, and what to do next. */
+/** A model that could not be opened: a heading for each kind of error, and what to do next. */
 export const OPENING = {
   reading: "Reading the header ...",
   progress: "Reading",
@@ -269,7 +262,13 @@ export const OPENING = {
     TooManyError: "Server busy",
     Unreachable: "Server stopped",
   },
-  usageTitles: { model: "Model not found", engine: "Unknown engine", machine: "Unknown machine", settings: "Invalid setting", all: "Invalid link" },
+  usageTitles: {
+    model: "Model not found",
+    engine: "Unknown engine",
+    machine: "Unknown machine",
+    settings: "Invalid setting",
+    all: "Invalid link",
+  },
   help: {
     NotAllowedError: NOT_ALLOWED,
     PrivateAddressError: NOT_ALLOWED,
@@ -279,7 +278,8 @@ export const OPENING = {
     RemoteTimeoutError: UNREACHABLE,
     RemoteChangedError: UNREACHABLE,
     DeadlineError: UNREACHABLE,
-    RemoteAccessError: "This repository is private or gated. Log in to Hugging Face on this machine (HF_TOKEN), or choose another repository.",
+    RemoteAccessError: "This repository is private or gated. " +
+      "Log in to Hugging Face on this machine (HF_TOKEN), or choose another repository.",
     RefusedError: OTHER_ENGINE,
     HardwareError: OTHER_ENGINE,
     UnknownArchitectureError: OTHER_ENGINE,
@@ -291,7 +291,8 @@ export const OPENING = {
     model: NOT_FOUND,
     engine: "Choose one of these engines.",
     machine: "Choose another machine above, or check the machine that runs this page.",
-    settings: "One of the settings in this link is invalid. Fix it in the address bar, or continue without the settings.",
+    settings: "One of the settings in this link is invalid. " +
+      "Fix it in the address bar, or continue without the settings.",
     all: "Part of this link is invalid. Fix it in the address bar, or continue without the settings.",
   },
   oneCacheType: "This model shares one KV cache between K and V: choose the same type for both.",
@@ -308,18 +309,18 @@ export const OPENING = {
 
 export const MODEL = {
   title: "Will it fit?",
-  lead: "Enter a model in any spelling: its name, a Hugging Face link, a file.",
+  lead: "Enter a model's name, a Hugging Face link or a file.",
   finder: "Model to check",
   answered: (name) => `${name}: checked`,
   welcome: {
     title: "Try one",
-    lead: "EdgeKit reads a model's header, never its weights, and tells before you download anything.",
+    lead: "EdgeKit reads a model's header, never its weights, and tells you before you download anything.",
     index: "A model from the index",
     repository: "A Hugging Face repository, with a quantisation if it has several",
     url: "The URL of a file",
     sample: "A built-in sample header (no network needed)",
     file: ["A file on this machine, by its name in the folder given with ", "edgekit web --models-dir FOLDER", ""],
-    all: "All models of the index on this machine",
+    all: "All models in the index, checked on this machine",
   },
   hub: "Hugging Face",
   hubLink: (repository) => `${repository} on Hugging Face`,
@@ -338,7 +339,7 @@ export const MODEL = {
   fromIndex: "Hugging Face could not be reached: these figures are from EdgeKit's index.",
   setup: ({ quantization, context, cache, engine, way }) =>
     [quantization, `${wholeK(context)} context`, cache && `${cache} KV cache`, engine, way].filter(Boolean).join(" · "),
-  fitsBut: "There is enough memory, but edgekit check says no: ",
+  fitsBut: "There is enough memory, but: ",
   speed: "Speed",
   speedUnit: "tokens/s",
   speedValue: (typical) => (typical < 0.05 ? "< 0.1" : `≈ ${figure(typical)}`),
@@ -353,6 +354,7 @@ export const MODEL = {
   onThisMachine: "already on this machine",
   sample: "a sample header",
   noValue: "-",
+  speedUnknown: "unknown",
   breakdown: "Memory breakdown",
   breakdownTable: "Memory breakdown as a table",
   columns: {
@@ -366,7 +368,7 @@ export const MODEL = {
   total: "Total",
   hostMemory: "RAM",
   gpu: "GPU",
-  later: "May be added while it runs (not in the total)",
+  later: "May be allocated later (not in the total)",
   within: (basis, percent) => `${basis}, within ${percent} %`,
   moreLines: (reason, count) => `${reason} (first of ${tokens(count)} lines)`,
   basis: (parts) => `Accuracy of these figures: ${parts}`,
@@ -375,14 +377,14 @@ export const MODEL = {
   layers: "Layers",
   plot: "Memory vs context",
   changesFit: "What would make it fit",
-  changesMore: "What would give it more room",
-  noChanges: "Nothing that EdgeKit knows of.",
+  changesMore: "Other options",
+  noChanges: "No suggestions.",
   why: "Why",
   apply: "Apply",
   applyNamed: (change) => `Apply: ${change}`,
   oneCache: "This model shares one KV cache between K and V: both types change together.",
   oneCacheNow: (type) => `This model shares one KV cache between K and V. Both are ${type} now.`,
-  serverGone: "The server has stopped. These are the last figures; they are checked again when it is back.",
+  serverGone: "The server has stopped. These are the last figures; they refresh when it is back.",
   spoken: (word, sentence) => `${word}. ${sentence}`,
 };
 
@@ -411,8 +413,7 @@ export const SETTINGS = {
   engineAuto: (name) => `Auto: ${name}`,
   valueAuto: (value) => `Auto: ${value}`,
   onOff: (value, isOn) => `${value} (${isOn ? "on" : "off"})`,
-  wholeNumber: (least, most) =>
-    `Enter a whole number from ${tokens(least)} to ${tokens(most)}, or leave it empty.`,
+  wholeNumber: (least, most) => `Enter a whole number from ${tokens(least)} to ${tokens(most)}, or leave it empty.`,
   percent: (percent, isDefault) => `${percent} %${isDefault ? " (default)" : ""}`,
   layers: (count, most) => `${count} of ${most}`,
   fromLink: "Also set by the link",
@@ -426,12 +427,13 @@ export const SHARE = {
   preview: "The answer as a picture",
   noPreview: "The picture could not be drawn.",
   link: "Copy link",
-  linkHint: "The link reproduces this answer on any EdgeKit. On this machine's own address it works only here.",
+  linkHint: "The link opens this answer. A link to localhost or 127.0.0.1 works only on this computer.",
   png: "Download PNG",
   svg: "Download SVG",
   badge: "Copy badge",
   badgeText: (title, machine) => `![${title} on ${machine}](badge.svg)`,
-  badgeHint: "Copies the Markdown for a model card. This command writes the badge and the answer as one HTML file:",
+  badgeHint: "Copy badge copies Markdown for a model card. " +
+    "This command writes badge.svg, and the answer as one HTML file:",
   json: "Download JSON",
   command: "Command that writes the files",
   failed: (message) => `Could not save the file: ${message}`,
@@ -449,7 +451,7 @@ export const LADDER = {
     context: "Max context",
     loss: "Quality loss",
   },
-  lossHint: "Points of quality lost against the released weights, measured on other models of this kind.",
+  lossHint: "Points of quality (0 to 100) lost compared with the released weights, measured on other models.",
   speed: (typical) => rate(typical, "≈ "),
   context: (count) => (count ? wholeK(count) : "none"),
   loss: (value) => (value < 0.05 ? "none" : `-${value.toFixed(1)} points`),
@@ -527,7 +529,8 @@ export const COMMANDS = {
   noneHere: (program) => `No command for ${program} with these settings.`,
   showAll: (count) => `Show all ${count} lines`,
   showLess: "Show less",
-  sample: "This is a sample header: nobody has this file. Open the model by its name for a command that downloads it.",
+  sample: "This is a sample header, not a file you can run. " +
+    "Open the model by its name to get a command that downloads it.",
   otherEngine: (engine, told) => `${engine}: ${told}`,
 };
 
@@ -588,7 +591,7 @@ export const COMPARE = {
     speed: "one request",
     maxContext: "with these settings",
     firstToken: "for a prompt of 1,000 tokens",
-    loss: "points of 100, from the weights",
+    loss: "points out of 100, from the weights",
   },
   speed: (typical) => `≈ ${rate(typical, "").replace(" tokens/s", "")}`,
   speedUnit: "tokens/s",
@@ -695,8 +698,8 @@ export const HARDWARE = {
     `in ${engine} ${version}, ${date}`,
   builder: {
     title: "What if?",
-    lead: "Put a machine together: everything below follows, and so do the other pages.",
-    usual: "Usual machines",
+    lead: "Build a machine. This page and the others then use it.",
+    usual: "Popular machines",
     none: "No GPU",
     ram: "System RAM",
     ramNone: "Not set",
@@ -734,7 +737,7 @@ export const HARDWARE = {
       `${size} runs ${tokens(count)} of the ${
         tokens(models)
       } most used models for ${task} fully on the GPU: fewer than yours.`,
-    picture: "Models that run fully on the GPU, by its memory",
+    picture: "Models that run fully on the GPU, by GPU memory",
     keys: "Use the arrow keys to choose a size.",
     here: "you are here",
     axis: "GPU memory, GB",
@@ -748,17 +751,16 @@ export const HARDWARE = {
         .filter(Boolean)
         .join(", "),
     tip: (count, models) => `${tokens(count)} of ${tokens(models)} models`,
-    tipMore: (count) => (count > 0 ? `+${tokens(count)} against now` : ""),
+    tipMore: (count) => (count > 0 ? `${tokens(count)} more than now` : ""),
     gained: (size) => `New with ${size}`,
-    gainedNone: "No other model becomes possible at this size.",
-    gainedLead: "the best of them",
+    gainedNone: "No additional model fits at this size.",
     on: (device) => `on ${device}`,
     devices: "Cards and machines of this size",
     tryDevice: (name) => `Try ${name}`,
     table: "Show as a table",
     columns: ["Memory", "Models", "More than now", "For example"],
     footnote:
-      "Counted: weights at 4 bits or what they are published in, at least 16K of context, everything on the GPU.",
+      "Counts models that run fully on the GPU, with 4-bit weights (or as published) and at least 16K of context.",
   },
   devicesTitle: "All known devices",
   devices: "Devices",
@@ -781,7 +783,8 @@ export const HARDWARE = {
 
 export const API_PAGE = {
   title: "API",
-  lead: "The same answers as edgekit ... --json, over HTTP on this port. Fields are named after the command-line flags. ",
+  lead: "The same answers as edgekit ... --json, over HTTP on this port. " +
+    "Fields are named after the command-line flags. ",
   loading: "Loading the specification ...",
   paths: "Paths",
   types: { string: "text", integer: "integer", number: "number", boolean: "true | false" },

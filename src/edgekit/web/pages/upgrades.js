@@ -9,19 +9,19 @@ import { HARDWARE } from "./texts.js";
 const TEXTS = HARDWARE.upgrades;
 const HEIGHT = 300; // of the picture, px
 const MARGIN = { top: 44, right: 8, bottom: 46, left: 40 };
-const GAP = 0.22; // of a bar's place
-const NARROW = 30; // px of a bar's place: below, every other label is left out
-const USUAL_STEP = 16 * 1024 ** 3; // shown first on a machine without a GPU
+const GAP = 0.22; // share of the width per bar
+const NARROW = 30; // px per bar; below, every other label is left out
+const USUAL_STEP = 16 * 1024 ** 3; // selected first on a machine without a GPU
 const MOVES = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 };
 const TICKS = [1, 2, 5, 10, 20, 25, 50, 100, 200, 500];
 
-/** Lines across the picture: three or four of them, at round numbers. */
+/** Grid lines: three or four, at round numbers. */
 function ticks(most) {
   const step = TICKS.find((one) => most / one <= 4.5) ?? most;
   return Array.from({ length: Math.floor(most / step) + 1 }, (_, at) => at * step);
 }
 
-/** The step that is shown first: the next one that gives something, as seen from the machine. */
+/** The step selected first: the next size above the machine's that runs more models. */
 function firstChosen(steps, now) {
   if (now < 0) return Math.max(0, steps.findIndex((step) => step.vram_bytes >= USUAL_STEP));
   const better = steps.findIndex((step, at) => at > now && step.count > steps[now].count);
@@ -30,10 +30,10 @@ function firstChosen(steps, now) {
 
 const place = (node, name, value) => node.setAttribute(name, value.toFixed(1));
 
-/** One upgrade panel; it ends with the page's signal. */
+/** The panel. It stops when the signal aborts. */
 export class Upgrades {
   #signal;
-  #asked = new AbortController();
+  #request = new AbortController();
   #answer = null;
   #chosen = 0;
   #task = "chat";
@@ -80,9 +80,9 @@ export class Upgrades {
   }
 
   async ask() {
-    this.#asked.abort();
-    this.#asked = new AbortController();
-    const signal = AbortSignal.any([this.#asked.signal, this.#signal]);
+    this.#request.abort();
+    this.#request = new AbortController();
+    const signal = AbortSignal.any([this.#request.signal, this.#signal]);
     this.node.setAttribute("aria-busy", "true");
     try {
       const { device, ram, vram, cpu } = machine;
@@ -91,7 +91,7 @@ export class Upgrades {
       this.#answer = answer;
       this.#chosen = firstChosen(answer.steps, this.#now);
       this.#note.textContent = [TEXTS.footnote, ...answer.notes.map((note) => `${note}.`)].join(" ");
-      this.#width = 0; // drawn anew
+      this.#width = 0; // draw again
       this.#draw();
       this.#show();
     } catch (error) {
@@ -105,20 +105,20 @@ export class Upgrades {
     this.#stage.replaceChildren();
     this.#gained.replaceChildren();
     this.#table.replaceChildren();
-    const told = isPassing(error) ? fault(error.message, () => this.ask()) : [el("p", { text: error.message })];
-    this.#sentence.replaceChildren(el("span", { class: "error", role: "alert" }, ...told));
+    const nodes = isPassing(error) ? fault(error.message, () => this.ask()) : [el("p", { text: error.message })];
+    this.#sentence.replaceChildren(el("span", { class: "error", role: "alert" }, ...nodes));
   }
 
   get #now() {
     return this.#answer.steps.findIndex((step) => step.is_now);
   }
 
-  /** How many more models than the machine runs now; of a machine without a GPU, all. */
+  /** How many more models than the machine runs now; all of them for a machine without a GPU. */
   #more(step) {
     return step.count - (this.#answer.steps[this.#now]?.count ?? 0);
   }
 
-  /** The picture, as wide as there is room. */
+  /** Draws the picture at the available width. */
   #draw() {
     const width = this.#stage.clientWidth;
     if (!this.#answer || !width || width === this.#width) return;
@@ -158,7 +158,7 @@ export class Upgrades {
     this.#stage.dataset.models = models;
   }
 
-  /** One size: what the machine runs already below, what it would gain above. */
+  /** The bar of one size: models that run now at the bottom, gained ones above. */
   #bar(step, at, left, band, y) {
     const now = this.#answer.steps[this.#now];
     const kept = Math.min(step.count, now?.count ?? 0);
@@ -208,7 +208,7 @@ export class Upgrades {
     return group;
   }
 
-  /** Where the machine is now. */
+  /** The "you are here" mark. */
   #marker(band, y) {
     const at = this.#now;
     if (at < 0) return null;
@@ -269,7 +269,7 @@ export class Upgrades {
     this.#tip.style.left = `${Math.max(0, Math.min(this.#width - 2 * half, middle - half))}px`;
   }
 
-  /** The answer of the chosen size in words, and the models that it adds. */
+  /** The sentence for the chosen size, and the models that it adds. */
   #show() {
     const { steps, models } = this.#answer;
     const step = steps[this.#chosen];
@@ -281,14 +281,14 @@ export class Upgrades {
       gained: this.#more(step),
       task: TEXTS.tasks[this.#task],
     };
-    const told = !now
+    const sentence = !now
       ? TEXTS.sentenceFirst
       : step.is_now
       ? TEXTS.sentenceNow
       : facts.gained < 0
       ? TEXTS.sentenceLess
       : TEXTS.sentence;
-    this.#sentence.textContent = told(facts);
+    this.#sentence.textContent = sentence(facts);
     this.#gained.replaceChildren(this.#models(step), this.#devices(step));
     this.#fillTable();
   }
