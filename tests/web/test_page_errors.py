@@ -208,7 +208,7 @@ def test_failed_list_of_models_can_be_tried_again(make_visit: MakeVisit) -> None
     page = make_visit(expected_faults=(r"status of 503",)).open("/api/docs")
     answer = {"error": {"type": "E", "message": "too busy"}}
     page.route("**/api/v1/home?*", lambda route: route.fulfill(status=503, json=answer))
-    page.get_by_role("link", name="Home").click()
+    page.get_by_role("link", name="Models", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("too busy")
     expect(page.get_by_role("main")).not_to_contain_text("Loading the list")
     page.unroute("**/api/v1/home?*")

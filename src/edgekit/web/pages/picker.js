@@ -294,13 +294,8 @@ export function machinePicker(signal) {
     asked = new AbortController();
     const ours = AbortSignal.any([asked.signal, signal]);
     line.name(machineName());
-    line.fault("");
-    try {
-      const answer = await call("hardware", { ...machine }, { signal: ours });
-      if (!ours.aborted) line.name(answer.machine.label ?? machineName());
-    } catch (error) {
-      if (!ours.aborted) line.fault(error.message);
-    }
+    const answer = await call("hardware", { ...machine }, { signal: ours }).catch(() => null); // the page reports it
+    if (answer && !ours.aborted) line.name(answer.machine.label ?? machineName());
   };
   machine.addEventListener("change", describe, { signal });
   describe();

@@ -18,7 +18,6 @@ export const COMMON = {
   remove: "Remove",
   removeNamed: (name) => `Remove ${name}`,
   tryAgain: "Try again",
-  unknown: "Unknown",
   bytes: (count) => `${tokens(count)} bytes`,
   tokens: (count) => `${tokens(count)} tokens`,
   parameters: (count) => `${params(count)} parameters`,
