@@ -3,6 +3,7 @@
 
 import { bytes, figure, gb, gib, gibOf, params, rate, rateInterval, short, tokens, wholeK } from "./format.js";
 
+const joined = (parts) => parts.filter(Boolean).join(" · ");
 const plural = (count, one, many = `${one}s`) => `${tokens(count)} ${count === 1 ? one : many}`;
 
 export const COMMON = {
@@ -337,7 +338,7 @@ export const MODEL = {
   tight: (left) => `Only ${left} to spare: close other programs first.`,
   fromIndex: "Hugging Face could not be reached: these figures are from EdgeKit's index.",
   setup: ({ quantization, context, cache, engine, way }) =>
-    [quantization, `${wholeK(context)} context`, cache && `${cache} KV cache`, engine, way].filter(Boolean).join(" · "),
+    joined([quantization, `${wholeK(context)} context`, cache && `${cache} KV cache`, engine, way]),
   fitsBut: "There is enough memory, but: ",
   speed: "Speed",
   speedUnit: "tokens/s",
