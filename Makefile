@@ -31,11 +31,16 @@ test-all: setup
 
 check: format lint types imports test
 
+# Deno formats and lints the page (deno.json); it needs no network.
+DENO = DENO_NO_UPDATE_CHECK=1 $(BIN)/deno
+
 format: setup
 	@$(BIN)/ruff format --check .
+	@$(DENO) fmt --quiet --check
 
 lint: setup
 	@$(BIN)/ruff check .
+	@$(DENO) lint --quiet
 
 types: setup
 	@$(BIN)/mypy

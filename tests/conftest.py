@@ -38,7 +38,7 @@ settings.load_profile("edgekit")
 
 # The longest files run first: a worker takes a whole file, and would finish long after the others if it began one last.
 LONGEST = (
-    "web/test_pages.py", "web/test_model_page.py", "cli/test_embed.py", "cli/test_check.py",
+    "web/test_model_page.py", "web/test_home_page.py", "web/test_compare_page.py", "cli/test_embed.py", "cli/test_check.py",
     "web/test_cards.py", "embed/test_stdio.py", "web/test_page_errors.py", "embed/test_embedder.py", "cli/test_run.py",
     "cli/test_web.py", "web/test_accessibility.py", "truth/test_embed_minilm.py", "web/test_schema.py",
 )  # fmt: skip
@@ -46,7 +46,8 @@ LONGEST = (
 
 # These share a server, which computes the cards of each machine once: one worker runs them all.
 WITH_ONE_SERVER = (
-    "test_accessibility.py", "test_model_page.py", "test_page_errors.py", "test_pages.py",
+    "test_accessibility.py", "test_compare_page.py", "test_first_visit.py", "test_home_page.py", "test_machine_page.py",
+    "test_model_page.py", "test_page_errors.py",
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = re.compile(r"`(edgekit [^`\n]+)`\n\n```text\n(.*?)```", re.DOTALL)
 ROW = re.compile(r"^(edgekit check [^\t\n]+)\t[^\t\n]*\t", re.MULTILINE)
 
@@ -27,7 +27,7 @@ ROW = re.compile(r"^(edgekit check [^\t\n]+)\t[^\t\n]*\t", re.MULTILINE)
 def main() -> int:
     """Return 1 if an example was out of date."""
     changed = 0
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory() as home, contextlib.chdir(home):  # share writes files
         os.environ |= {"COLUMNS": "100", "HOME": home, "XDG_CACHE_HOME": home, "HF_HOME": home}
         os.environ["EDGEKIT_LLAMA_VERSION"] = "0.6"  # whatever is installed
         platform.machine = lambda: "x86_64"  # weights are repacked for the CPU type

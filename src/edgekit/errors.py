@@ -41,7 +41,7 @@ from __future__ import annotations
 class EdgekitError(Exception):
     """The base class. `exit_code` is the exit code of the command line.
 
-    `about` is the part of the request at fault, if known: model, engine, machine, settings, cache_types.
+    `about` is the part of the request at fault, if known: model, engine, machine, ram, settings, cache_types.
     """
 
     exit_code = 5

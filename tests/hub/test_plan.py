@@ -14,6 +14,8 @@ from tests.hub.test_check import running
 from tests.unit.plan.machines import cards, cpu
 from tests.unit.plan.tasks import gguf, is_within, rated
 
+from edgekit.app.check import Check, check
+from edgekit.app.ladder import ladder
 from edgekit.app.open import open_named
 from edgekit.app.plan import plan_model, task_to_plan
 from edgekit.bill.types import Lever, Status
@@ -102,6 +104,30 @@ def test_quant_chooses_the_file_of_a_repository(reach: Reach) -> None:
         assert result.quant is None
     other = open_named(REPOSITORY, Session(reach=reach), quant="Q5_K_M")
     assert other.quant == "Q5_K_M"  # no such file: the default is converted
+
+
+@pytest.mark.usefixtures("hub")
+def test_quant_of_the_default_file_is_not_replaced_by_a_better_file(reach: Reach) -> None:
+    request = Request(machine=rated(cards(48), card=1000), quant="Q4_K_M")
+    (answer,) = check(REPOSITORY, request, Session(reach=reach))
+    assert isinstance(answer, Check)
+    assert answer.result.quantization == "Q4_K_M"
+
+
+def test_ladder_lists_the_files_and_reads_only_the_chosen_one(hub: Hub, reach: Reach) -> None:
+    session = Session(reach=reach)
+    answer = ladder(REPOSITORY, Request(machine=rated(cards(48), card=1000)), session)
+    assert [rung.quant for rung in answer.rungs] == [*QUANTS]
+    assert {rung.repository for rung in answer.rungs} == {REPOSITORY}
+    assert [rung.flags for rung in answer.rungs] == [{"quant": quant} for quant in QUANTS]
+    assert set(files_read(hub)) == {"Q4_K_M", answer.chosen.quant}
+    estimated = {rung.quant for rung in answer.rungs if rung.because}
+    assert estimated == set(QUANTS) - {"Q4_K_M", answer.chosen.quant}
+    for rung in answer.rungs:  # the estimate from a file's name is within 1 % of its header
+        opened = open_named(REPOSITORY, session, quant=rung.quant).found
+        assert opened is not None
+        assert rung.size_bytes is not None
+        assert rung.size_bytes == pytest.approx(opened.model.header.tensor_bytes, rel=0.01)
 
 
 # Weights: 6.1 GiB at Q6_K, 4.6 at Q4_K_M, 4.1 at IQ4_XS; 32K take 4 GiB at f16, 16K take 1.1 at q8_0.

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from edgekit.app.check import Unanswered
 from edgekit.bill.types import Drafter, Load, Speculation, Speed
 from edgekit.bill.waits import first_token
 from edgekit.cli import main
+from edgekit.engines.commands import Command
 from edgekit.errors import HeaderError
 from edgekit.machine.types import HostMemory, MemoryLimit, Process
 from edgekit.report.check import check_json
@@ -44,6 +46,7 @@ PAGES = [
         "docs/estimate.md",
         "docs/hardware.md",
         "docs/plan.md",
+        "docs/share.md",
         "docs/together.md",
     )
 ]
@@ -61,8 +64,9 @@ HERE = machine(
 
 
 @pytest.fixture
-def as_in_docs(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_in_docs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The environment of tools/doc_examples.py."""
+    monkeypatch.chdir(tmp_path)  # share writes files
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("EDGEKIT_LLAMA_VERSION", "0.6")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
@@ -89,7 +93,7 @@ def test_setups_have_the_headlines_of_the_table(
 
 
 def test_number_of_examples_and_setups() -> None:
-    assert len(EXAMPLES) == 13
+    assert len(EXAMPLES) == 16
     assert len(SETUPS) == 20
 
 
@@ -126,6 +130,9 @@ def test_json_tsv_names_every_key() -> None:
     documents += [
         check_json(with_users),
         check_json(check_from_lines(speed=speed, speculation=drafting)),
+        check_json(
+            replace(with_users, ready=(Command(program="x", name="X", kind="command", text="x"),))
+        ),
     ]
     documents += [
         checks_json([TOO_LARGE, missing]),

@@ -32,6 +32,11 @@ WAIT_MS = int(
 UNREACHABLE = r"Failed to load resource: net::ERR_|net::ERR_INCOMPLETE_CHUNKED_ENCODING"
 
 
+def script(name: str) -> str:
+    """JavaScript for an async function: the instance of a script that the page itself uses, like `router.js`."""
+    return f"(await import(new URL({name!r}, document.querySelector('script[type=module]').src)))"
+
+
 def chromium_path(names: tuple[str, ...] = NAMES) -> str:
     """Skips the test if none is installed."""
     path = next(filter(None, map(shutil.which, names)), None)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Error as PlaywrightError
-from playwright.sync_api import Page, Route, expect
-from tests.web.browser import WAIT_MS
+from playwright.sync_api import Locator, Page, Route, expect
+from tests.web.browser import WAIT_MS, script
 from tests.web.conftest import Site
 
 from edgekit.cli import main
@@ -40,24 +40,52 @@ class ShownEstimate:
     sizes: dict[str, int]  # component or "Total" -> bytes in all memories
 
 
-def wait_until_ready(page: Page) -> Page:
+def wait_for_answer(page: Page) -> Page:
     """Waits until the model is open and the numbers match the settings. Returns the page."""
     expect(page.locator("html")).to_have_attribute("data-fit", "ready")
+    expect(page.locator(".model-grid")).to_be_visible()
+    return page
+
+
+def open_all(page: Page) -> Page:
+    """Opens everything that is folded, as a click on each heading does. Returns the page."""
+    page.evaluate(
+        "document.querySelectorAll('details.fold, .more-settings').forEach(node => (node.open = true))"
+    )
+    return page
+
+
+def wait_until_ready(page: Page) -> Page:
+    """The same, with everything that is folded opened."""
+    open_all(wait_for_answer(page))
     expect(page.get_by_label(COMMAND, exact=True)).to_be_visible()
     return page
 
 
 def read(page: Page, pattern: str = "^edgekit estimate ") -> ShownEstimate:
     """Waits until the shown command matches the pattern, then reads the page."""
+    open_all(wait_for_answer(page))
     expect(page.get_by_label(COMMAND, exact=True)).to_have_text(re.compile(pattern))
     wait_until_ready(page)
     return ShownEstimate(*page.evaluate(_READ, COMMAND))
 
 
+def finder(page: Page) -> Locator:
+    """The search box of the page: in its header, or the large one of a page without a model."""
+    return page.get_by_role("combobox", name=re.compile("Find a model|Model to check")).filter(
+        visible=True
+    )
+
+
+def enter_model(page: Page, reference: str) -> None:
+    finder(page).fill(reference)
+    finder(page).press("Enter")
+
+
 def choose_machine(page: Page, *, device: list[str], ram: str = "") -> None:
     """Sets the machine, as the device picker does."""
     page.evaluate(
-        "async (choice) => (await import('/static/machine.js')).machine.set(choice)",
+        f"async (choice) => {script('machine.js')}.machine.set(choice)",
         {"device": device, "ram": ram},
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 from tests.thoroughness import LONG
@@ -12,13 +14,11 @@ from tests.web.conftest import DENSE, MACHINE, MakeVisit
 FILE = ".".join((*DENSE, "gguf"))
 # Address of a page -> an element that exists once the page is complete.
 MAIN_PAGES = {
-    f"/model?ref={FILE}&{MACHINE}&context=8192": "html[data-fit=ready] [aria-label^='KV cache types'] button",
-    f"/compare?ref=qwen3-8b&ref=qwen3-32b&ref=missing.gguf&{MACHINE}": "main section:nth-of-type(2) [role=img]",
+    f"/model?ref={FILE}&{MACHINE}&context=8192": "html[data-fit=ready] [role=radiogroup]",
 }
 PAGES = MAIN_PAGES | {
     "/model": "main h2",
     f"/model?ref=broken.gguf&{MACHINE}": "main [role=alert]",
-    f"/hardware?{MACHINE}": "main h2",
     "/api/docs": "main h2",
 }
 
@@ -31,8 +31,8 @@ def test_page_has_no_severe_accessibility_fault(path: str, make_visit: MakeVisit
 
 
 CONTROLS = {
-    f"/model?ref={FILE}&{MACHINE}": {"ref", "set-engine", "context-slider", "context", "set-type_k", "set-n_gpu_layers"},
-    f"/compare?ref=qwen3-8b&ref=qwen3-14b&{MACHINE}": {"compare-context", "compare-model-0", "compare-engine-1"},
+    f"/model?ref={FILE}&{MACHINE}&batch=1024": {"set-quant", "set-engine", "context-slider", "context", "set-cache", "set-n_gpu_layers"},
+    f"/compare?ref=qwen3-8b&ref=qwen3-14b&{MACHINE}": {"compare-context"},
 }  # fmt: skip
 
 
@@ -43,9 +43,23 @@ def test_tab_key_reaches_every_control(path: str, make_visit: MakeVisit) -> None
 
 def test_touch_targets_on_a_phone_are_at_least_40_px_high(make_visit: MakeVisit) -> None:
     page = make_visit(size=PHONE).open(f"/compare?ref=qwen3-8b&ref=qwen3-14b&{MACHINE}")
-    expect(page.get_by_role("button", name="Copy command").first).to_be_visible()
+    expect(page.get_by_role("button", name="Copy the command of Qwen3 14B")).to_be_visible()
     small: list[str] = page.evaluate(
         """[...document.querySelectorAll("button, select, input:not([type=checkbox], [type=range])")]
         .filter(node => node.checkVisibility() && node.getBoundingClientRect().height < 40).map(node => node.outerHTML.slice(0, 100))"""
     )
     assert not small
+
+
+def test_theme_follows_the_system_until_one_is_chosen(make_visit: MakeVisit) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    light_page = make_visit().open("/hardware")
+    dark_page = make_visit(dark=True).open("/hardware")
+    light = light_page.evaluate(background)
+    assert dark_page.evaluate(background) != light
+    button = dark_page.get_by_role("button", name=re.compile("^Theme"))
+    button.click()
+    expect(button).to_have_accessible_name("Theme: light")
+    assert dark_page.evaluate(background) == light
+    dark_page.reload()
+    assert dark_page.evaluate(background) == light

@@ -23,6 +23,7 @@ from tests.patience import PATIENCE_S
 from tests.web.model_files import write_model
 from tests.web.serving import LOCAL, OPEN, Reply, ask, start
 
+from edgekit import index
 from edgekit.app.open import ResolvedModel
 from edgekit.cli import main
 from edgekit.engines import engine_names, every_engine, lender_of
@@ -153,6 +154,41 @@ def test_other_calls_equal_the_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert post_and_get(server, call, fields) == run_command(capsys, call, *words)
+
+
+LADDERS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"model": "qwen3-8b", **CARD}, ("qwen3-8b", *CARD_WORDS)),
+    ({"model": "qwen3-8b", "context": "8k", "quant": "Q5_K_S", **CARD}, ("qwen3-8b", "-c", "8k", "--quant", "Q5_K_S", *CARD_WORDS)),
+    ({"model": "qwen3-8b", "engine": "mlx", "device": ["m3-max-64"]}, ("qwen3-8b", "--engine", "mlx", "--device", "m3-max-64")),
+    ({"model": GEMMA, "device": ["RTX 4070"]}, (GEMMA, "--device", "RTX 4070")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "words"), LADDERS)
+def test_ladder_equals_the_command_line(
+    server: str, fields: dict[str, Any], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = post_and_get(server, "ladder", fields)
+    assert answer == run_command(capsys, "check", *words, "--ladder")
+
+
+def test_each_row_of_a_ladder_is_the_check_that_its_flags_choose(server: str) -> None:
+    for row in ask(server, "/api/v1/ladder", {"model": "qwen3-8b", **CARD}).json()["rows"]:
+        fields = {"model": "qwen3-8b", **CARD, **row["flags"]}
+        check = ask(server, "/api/v1/check", fields).json()
+        names = ("status", "context_tokens", "max_context", "required_bytes", "way", "cache")
+        assert {name: row[name] for name in names} == {name: check[name] for name in names}
+        assert ask(server, "/api/v1/fit", fields).status == 200
+
+
+def test_upgrades_equal_the_command_line(
+    server: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "CHECKED_MODELS", 12)  # of 160, which take seconds
+    answer = post_and_get(server, "upgrades", {"task": "code", **CARD})
+    words = ("--upgrades", "--task", "code", *CARD_WORDS)
+    assert answer == run_command(capsys, "hardware", *words)
+    assert [step["is_now"] for step in answer["steps"]].count(True) == 1
 
 
 @pytest.mark.parametrize(

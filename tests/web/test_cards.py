@@ -22,7 +22,7 @@ from tests.web.serving import LOCAL, ask, events, start
 
 from edgekit.cli import main
 from edgekit.engines import engine_named
-from edgekit.index import read_index
+from edgekit.index import checked_entries, read_index
 from edgekit.index.names import find_entry
 from edgekit.index.types import Index, ModelPurpose
 from edgekit.machine.types import Machine
@@ -41,7 +41,6 @@ from edgekit.web.cards import (
     Maker,
     Pause,
     Picks,
-    checked_entries,
     sort_entries,
     work,
 )
@@ -192,23 +191,21 @@ def test_order_has_the_picks_of_recommend_and_their_cards_first(
 ) -> None:
     machine = ("--device", "RTX 4070", "--ram", "32G")
     words = () if task is None else ("--task", task.value.removesuffix("ding"))
-    assert main(["recommend", *machine, *words, "--json"]) == 0
+    assert main(["recommend", *machine, *words, "--limit", str(PICKS), "--json"]) == 0
     suggestions = json.loads(capsys.readouterr().out)["suggestions"]
     request = request_for(ModelRequest(devices=("RTX 4070",), ram="32G").find_machine())
     request = replace(request, purpose=task)
-    events: list[Any] = []
-    made = Maker(LOCAL).order(CardOrder(1, request, frozenset()), events.append)
+    made = Maker(LOCAL).order(CardOrder(1, request, frozenset()))
     first = next(made)
     assert isinstance(first, Picks)
-    best = [suggestion["id"] for suggestion in suggestions[:PICKS]]
+    best = [suggestion["id"] for suggestion in suggestions]
     assert list(first.ids) == best
-    while not set(best) <= {card["id"] for card in events}:
-        card = next(made)
+    cards: dict[str, Any] = {}
+    for name, card in zip(best, made, strict=False):
         assert isinstance(card, dict)
-        assert card["id"] in best
-        events.append(card)
-    cards = {card["id"]: card for card in events}
-    for suggestion in suggestions[:PICKS]:
+        assert card["id"] == name
+        cards[name] = card
+    for suggestion in suggestions:
         card, plan = cards[suggestion["id"]], suggestion["plan"]
         assert card["variant"] == plan["variant"]["name"]
         assert card["context_tokens"] == plan["context_tokens"]
@@ -219,9 +216,8 @@ def test_order_has_the_picks_of_recommend_and_their_cards_first(
 
 def test_order_makes_each_card_once() -> None:
     machine = SMALL.find_machine()
-    early: list[Any] = []
-    made = list(Maker(LOCAL).order(CardOrder(1, request_for(machine), frozenset()), early.append))
-    ids = [card["id"] for card in [*early, *made] if isinstance(card, dict)]
+    made = Maker(LOCAL).order(CardOrder(1, request_for(machine), frozenset()))
+    ids = [card["id"] for card in made if isinstance(card, dict)]
     assert len(set(ids)) == len(ids)
     assert set(ids) >= {entry.id for entry in checked_entries(read_index())}
 
@@ -229,9 +225,7 @@ def test_order_makes_each_card_once() -> None:
 def test_search_that_is_not_urgent_pauses_for_another_order() -> None:
     is_waiting = [True, False]
     order = CardOrder(1, request_for(SMALL.find_machine()), frozenset(), is_urgent=False)
-    made = Maker(LOCAL).order(
-        order, lambda _: None, is_waited_for=lambda: bool(is_waiting) and is_waiting.pop(0)
-    )
+    made = Maker(LOCAL).order(order, is_waited_for=lambda: bool(is_waiting) and is_waiting.pop(0))
     assert isinstance(next(made), Pause)
     assert isinstance(next(made), Picks)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from urllib.parse import quote, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Response, expect
-from playwright.sync_api import Error as PlaywrightError
+from playwright.sync_api import Browser, Page, Response, expect
 from tests.hub.raw_server import RawServer
-from tests.web.browser import PHONE, UNREACHABLE, new_visit
+from tests.web.browser import PHONE, UNREACHABLE, new_visit, script
 from tests.web.conftest import MACHINE, MakeVisit, Site
 from tests.web.model_pages import (
     choose_machine,
+    enter_model,
+    finder,
     hold,
     read,
     release,
@@ -22,11 +22,6 @@ from tests.web.model_pages import (
     wait_until_ready,
 )
 from tests.web.serving import ask, start_process, stuck_hub
-
-
-def model_field(page: Page) -> Locator:
-    return page.get_by_role("main").get_by_label("Model ID, URL or file")
-
 
 # A reference, and part of the message.
 REFUSED = (
@@ -44,8 +39,7 @@ REFUSED = (
 def test_reference_that_cannot_be_opened_has_a_message(make_visit: MakeVisit) -> None:
     page = make_visit().open(f"/model?{MACHINE}")
     for ref, message in REFUSED:
-        model_field(page).fill(ref)
-        model_field(page).press("Enter")
+        enter_model(page, ref)
         expect(page.get_by_role("heading", level=1)).to_have_text(ref)
         expect(page.get_by_role("alert")).to_contain_text(message)
         expect(page.get_by_role("button", name="Try again")).to_be_visible()
@@ -95,7 +89,7 @@ def test_list_of_engines_is_requested_again_after_an_error(make_visit: MakeVisit
 def go(page: Page, address: str) -> None:
     """Navigates as a link of the page does, without a reload. Waits first until the page has registered its routes."""
     expect(page.get_by_role("heading", level=1)).to_be_visible()
-    page.evaluate("async (address) => (await import('/static/router.js')).go(address)", address)
+    page.evaluate(f"async (address) => {script('router.js')}.go(address)", address)
 
 
 def test_engine_that_cannot_run_the_model_offers_others(make_visit: MakeVisit) -> None:
@@ -110,7 +104,7 @@ def test_engine_that_cannot_run_the_model_offers_others(make_visit: MakeVisit) -
     assert "-c 4096" in read(page).command  # settings that every engine has are kept
     page.goto(page.url.replace("engine=llama.cpp", "engine=all"))
     page.wait_for_url(re.compile("/compare"))
-    expect(page.get_by_role("combobox", name="Engine")).to_have_count(3)
+    expect(page.locator(".compare-head")).to_have_count(3)
 
 
 @pytest.fixture
@@ -132,8 +126,7 @@ def test_opening_from_a_slow_server_can_be_cancelled(
     visit = make_visit()
     page = visit.open(f"/model?{MACHINE}")
     page.on("response", record_job)
-    model_field(page).fill(f"{silent_server.address}/slow.gguf")
-    model_field(page).press("Enter")
+    enter_model(page, f"{silent_server.address}/slow.gguf")
     expect(page.get_by_role("status").get_by_role("progressbar")).to_be_visible()
     wait_for_request(page, silent_server.requests)
     page.get_by_role("button", name="Cancel").click()
@@ -142,22 +135,8 @@ def test_opening_from_a_slow_server_can_be_cancelled(
         "async (id) => (await (await fetch(`/api/v1/jobs/${id}`)).json()).state === 'cancelled'",
         arg=job_ids[0],
     )
-    model_field(page).fill("qwen3-8b")
-    model_field(page).press("Enter")
+    enter_model(page, "qwen3-8b")
     wait_until_ready(page)
-
-
-def test_column_of_compare_can_be_cancelled_and_tried_again(
-    make_visit: MakeVisit, silent_server: RawServer
-) -> None:
-    slow = quote(f"{silent_server.address}/slow.gguf", safe="")
-    page = make_visit().open(f"/compare?ref=qwen3-8b&ref={slow}&{MACHINE}")
-    columns = page.get_by_role("main").locator("section")
-    expect(columns.nth(0)).to_contain_text("Fits")
-    columns.nth(1).get_by_role("button", name="Cancel").press("Enter")
-    expect(columns.nth(1).get_by_role("alert")).to_contain_text("Cancelled")
-    columns.nth(1).get_by_role("button", name="Try again").press("Enter")
-    expect(columns.nth(1).get_by_role("button", name="Cancel")).to_be_focused()
 
 
 def test_private_address_is_refused_without_allow_private(browser: Browser, site: Site) -> None:
@@ -177,13 +156,19 @@ def test_page_recovers_when_the_server_restarts_on_its_port(browser: Browser, si
         page = visit.open(f"/model?ref=qwen3-8b&{MACHINE}&context=4096")
         before = read(page, "-c 4096")
         port = urlsplit(server.address).port
-    banner = page.get_by_text("The server has stopped")
+    banner = page.locator("#banner")
     set_context(page, "8192")
-    expect(banner).to_be_visible()
+    expect(banner).to_contain_text("The server has stopped")
+    # The last figures stay, in grey, and say so.
+    expect(page.locator(".model-grid")).to_have_class(re.compile("stale"))
+    answer = page.get_by_role("region", name="Answer")
+    expect(answer.get_by_role("alert")).to_contain_text("These are the last figures")
+    expect(answer.locator("[data-figure=speed] dd")).to_contain_text("tokens/s")
     with start_process("--port", str(port), env=site.environment):
         expect(banner).to_be_hidden()
-        after = read(page)
-        assert after.command.split()[:3] == before.command.split()[:3]
+        after = read(page, "-c 8192")  # the setting that was made meanwhile
+        expect(answer.get_by_role("alert")).to_be_empty()
+        assert after.sizes["KV cache"] == 2 * before.sizes["KV cache"]
         set_context(page, "16384")
         assert read(page, "-c 16384").sizes["KV cache"] == 4 * before.sizes["KV cache"]
         assert not visit.close()
@@ -210,13 +195,12 @@ def test_focus_moves_on_from_a_button_that_disappears(
 def test_progress_is_shown_until_all_answers_arrive(make_visit: MakeVisit) -> None:
     page = make_visit().open(f"/model?{MACHINE}")
     requests = hold(page, "catalog/*")
-    model_field(page).fill("qwen3-8b")
-    model_field(page).press("Enter")
+    enter_model(page, "qwen3-8b")
     wait_for_request(page, requests)
     expect(page.get_by_role("status").get_by_role("progressbar")).to_be_visible()
     release(page, "catalog/*", requests)
     wait_until_ready(page)
-    assert page.title() == "qwen3-8b - EdgeKit"
+    assert page.title() == "Qwen3 8B - EdgeKit"
 
 
 def test_failed_list_of_models_can_be_tried_again(make_visit: MakeVisit) -> None:
@@ -224,7 +208,7 @@ def test_failed_list_of_models_can_be_tried_again(make_visit: MakeVisit) -> None
     page = make_visit(expected_faults=(r"status of 503",)).open("/api/docs")
     answer = {"error": {"type": "E", "message": "too busy"}}
     page.route("**/api/v1/home?*", lambda route: route.fulfill(status=503, json=answer))
-    page.get_by_role("link", name="Home").click()
+    page.get_by_role("link", name="Models", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("too busy")
     expect(page.get_by_role("main")).not_to_contain_text("Loading the list")
     page.unroute("**/api/v1/home?*")
@@ -242,52 +226,6 @@ def test_failed_list_of_models_can_be_tried_again(make_visit: MakeVisit) -> None
     expect(page.get_by_role("main").locator(".count")).to_be_focused()
 
 
-def test_late_error_of_another_machine_is_not_shown(make_visit: MakeVisit) -> None:
-    page = make_visit(expected_faults=(r"status of 503",)).open("/hardware")
-    machine = page.get_by_role("region", name=re.compile("^(This|Checked) machine"))
-    expect(machine.first).to_be_visible()
-    requests = hold(page, "hardware?device=H100*")
-    choose_machine(page, device=["H100"])
-    wait_for_request(page, requests)
-    choose_machine(page, device=["RTX 4090"], ram="64G")
-    summary = page.locator(".machine-name")
-    expect(summary).to_contain_text("24 GB")
-    for route in requests:
-        with suppress(PlaywrightError):  # the page has cancelled it
-            route.fulfill(status=503, json={"error": {"type": "E", "message": "of another"}})
-    page.wait_for_timeout(200)
-    expect(summary).to_contain_text("24 GB")
-    expect(page.get_by_role("main")).not_to_contain_text("of another")
-    page.unroute("**/api/v1/hardware?device=H100*")
-    busy = {"error": {"type": "E", "message": "too busy"}}
-    page.route("**/api/v1/hardware*", lambda route: route.fulfill(status=503, json=busy), times=2)
-    choose_machine(page, device=["H100"])
-    page.get_by_role("button", name="Try again").press("Enter")
-    expect(page.get_by_role("region", name="Checked machine: H100")).to_be_visible()
-    expect(page.get_by_role("alert")).to_have_count(0)
-
-
-def test_compare_does_not_show_pending_values_as_unknown(make_visit: MakeVisit) -> None:
-    """ "Unknown" is shown only after the plan has failed, not while it is made, nor if the model cannot run."""
-    page = make_visit(expected_faults=(r"status of (422|503)",)).open("/compare")
-    requests = hold(page, "jobs/plan")
-    go(page, "/compare?ref=qwen3-32b&ref=qwen3-8b&engine=llama.cpp,mlx&device=RTX+3060+12GB&ram=8G")
-    wait_for_request(page, requests)
-    columns = page.get_by_role("main").locator("section")
-    expect(row(columns.nth(0), "Speed (one request)")).to_have_text("...")
-    expect(row(columns.nth(0), "Max context")).to_contain_text("None")
-    expect(columns.nth(1)).to_contain_text("Cannot run")
-    expect(columns.nth(1)).not_to_contain_text("Unknown")
-    for route in requests:
-        route.fulfill(status=503, json={"error": {"type": "E", "message": "no"}})
-    expect(row(columns.nth(0), "Speed (one request)")).to_have_text("Unknown")
-
-
-def row(column: Locator, label: str) -> Locator:
-    named = column.page.get_by_text(label, exact=True)
-    return column.locator("dl > div").filter(has=named).locator("dd")
-
-
 def test_server_stopped_banner_is_visible_on_a_scrolled_page(make_visit: MakeVisit) -> None:
     """Also with a header of two rows on a scrolled page. A link to a section of the API page scrolls to it."""
     visit = make_visit(size=(800, 600))
@@ -295,9 +233,7 @@ def test_server_stopped_banner_is_visible_on_a_scrolled_page(make_visit: MakeVis
     section = page.get_by_role("region", name="GET, POST /api/v1/check", exact=True)
     expect(section).to_be_in_viewport()
     assert page.evaluate("scrollY") > 0
-    page.evaluate(
-        "async () => (await import('/static/api.js')).connection.dispatchEvent(new Event('lost'))"
-    )
+    page.evaluate(f"async () => {script('api.js')}.connection.dispatchEvent(new Event('lost'))")
     banner = page.get_by_text("The server has stopped")
     expect(banner).to_be_in_viewport()
     is_on_top = "node => { const { x, y } = node.getBoundingClientRect(); return document.elementFromPoint(x + 20, y + 5) === node; }"
@@ -311,5 +247,5 @@ def test_very_long_reference_is_reported_and_fits_the_page(make_visit: MakeVisit
     page = visit.open(f"/model?ref={name}&{MACHINE}")
     expect(page.get_by_role("main")).to_contain_text("Check the spelling")
     expect(page.get_by_role("button", name="Continue without these settings")).to_have_count(0)
-    expect(model_field(page)).to_be_in_viewport()
+    expect(finder(page)).to_be_in_viewport()
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]

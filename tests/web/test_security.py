@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -31,11 +32,13 @@ from edgekit.web.security import (
     CONTENT_POLICY,
     MAX_QUERY_BYTES,
     STREAMS_EACH,
+    TOKEN_PAGE_POLICY,
     WRONG_TOKENS_PER_S,
     Security,
     Shutdown,
     ShutdownMiddleware,
 )
+from edgekit.web.small_pages import STYLE
 from edgekit.web.types import MAX_BODY_BYTES, WebSettings
 
 TOKEN = "correct-horse-battery"
@@ -68,6 +71,17 @@ def send_raw(address: str, raw: bytes) -> bytes:
     with closing(socket.create_connection((host, int(port)), PATIENCE_S)) as connection:
         connection.sendall(raw)
         return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def send_form(address: str, path: str, token: str) -> Reply:
+    """Sends the form of the page that asks for the token."""
+    place = address.removeprefix("http://")
+    with closing(http.client.HTTPConnection(place, timeout=PATIENCE_S)) as client:
+        headers = {"Content-Type": "application/x-www-form-urlencoded", "Origin": "null"}
+        client.request("POST", path, urlencode({"token": token}), headers)
+        reply = client.getresponse()
+        names = {name.lower(): value for name, value in reply.getheaders()}
+        return Reply(reply.status, names, reply.read())
 
 
 class TestResponseHeaders:
@@ -115,10 +129,15 @@ class TestResponseHeaders:
 class TestRoutes:
     @pytest.mark.parametrize("path", PAGES)
     def test_every_page_is_the_same_document(self, server: str, path: str) -> None:
+        """Except for the scripts that the browser fetches in advance."""
         answer = ask(server, path)
         assert answer.status == 200
         assert answer.headers["content-type"] == "text/html; charset=utf-8"
-        assert answer.body == ask(server, "/").body
+        bodies = [
+            [line for line in body.splitlines() if b"modulepreload" not in line]
+            for body in (answer.body, ask(server, "/").body)
+        ]
+        assert bodies[0] == bodies[1]
         assert ask(server, path, method="HEAD").body == b""
 
     @pytest.mark.parametrize("path", ["/healthz", CALL, "/api/v1/estimate?model=qwen3-8b"])
@@ -254,6 +273,53 @@ class TestToken:
         assert call.headers["www-authenticate"] == "Bearer"
         assert b"Open the address that edgekit web printed" in page.body
         assert b'href="/model?ref=a%22b"' in page.body
+
+    def test_page_without_token_has_a_form_that_is_sent_to_the_same_address(
+        self, guarded: str
+    ) -> None:
+        answer = ask(guarded, "/model?ref=a%22b&token=wrong")
+        text = answer.body.decode()
+        assert answer.status == 401
+        assert '<form method="post" action="/model?ref=a%22b">' in text
+        assert 'name="token" type="password" required' in text
+        assert 'autocomplete="off"' in text
+        assert answer.headers["content-security-policy"] == TOKEN_PAGE_POLICY
+        assert "script" not in text
+        assert f"<style>{STYLE}</style>" in text
+        assert "form-action 'none'" in CONTENT_POLICY
+
+    @pytest.mark.parametrize(
+        "typed", [TOKEN, f"  {TOKEN}\n", f"http://127.0.0.1:8421/model?ref=x&token={TOKEN}&c="]
+    )
+    def test_form_exchanges_the_token_for_the_cookie(self, guarded: str, typed: str) -> None:
+        answer = send_form(guarded, "/model?ref=a%2Fb", typed)
+        assert (answer.status, answer.headers["location"]) == (303, "/model?ref=a%2Fb")
+        cookie = answer.headers["set-cookie"].partition("; ")[0]
+        assert TOKEN not in str(answer)
+        assert ask(guarded, CALL, headers={"Cookie": cookie}).status == 200
+
+    @pytest.mark.parametrize("typed", ["", "wrong", f"{TOKEN}x", "ä" * 8])
+    def test_form_with_a_wrong_token_is_shown_again(self, typed: str) -> None:
+        with start(WebSettings(port=0, network=False, token=TOKEN)) as address:
+            answer = send_form(address, "/", typed)
+        assert answer.status == 401
+        assert "set-cookie" not in answer.headers
+        assert b"The token is wrong" in answer.body
+        assert b"<form" in answer.body
+
+    def test_wrong_tokens_in_the_form_are_limited_per_second(self, now_s: list[float]) -> None:
+        with start(WebSettings(port=0, network=False, token=TOKEN)) as address:
+            statuses = [send_form(address, "/", str(n)).status for n in range(7)]
+        guesses = int(WRONG_TOKENS_PER_S)
+        assert statuses == [401] * guesses + [429] * (7 - guesses)
+
+    def test_form_is_only_read_by_pages(self, guarded: str) -> None:
+        assert send_form(guarded, CALL, TOKEN).status == 403  # a browser sends Origin: null
+        assert send_form(guarded, "/healthz", TOKEN).status == 405
+        assert send_form(guarded, "/", "a" * MAX_BODY_BYTES).status == 413
+
+    def test_server_without_a_token_has_no_form(self, server: str) -> None:
+        assert send_form(server, "/", TOKEN).status == 405
 
     def test_token_in_a_page_url_becomes_a_cookie(self, guarded: str) -> None:
         answer = ask(guarded, f"/model?ref=a%2Fb&token={TOKEN}&c=")

@@ -210,13 +210,20 @@ def quantised(model: Model, quant: str) -> Model:
     """The same model at this quantisation. Raises UsageError if its name states another one."""
     if model.quant is not None and model.quant.upper() != quant.upper():
         raise UsageError(f"{model.name} and --quant {quant} name two quantisations: give one")
-    is_stored = _stated_quant(model.files) == quant.upper()
-    return replace(model, quant=None if is_stored else quant)
+    if _stated_quant(model.files) != quant.upper():
+        return replace(model, quant=quant)
+    name, files = model.name, model.files
+    # The name of a repository alone would let a plan choose another of its files.
+    last_part = name.rpartition("/")[2]
+    names_a_file = ":" in last_part or last_part.lower().endswith(MODEL_SUFFIXES)
+    if files is not None and files.origin in _ON_HUB and not names_a_file:
+        name = f"{name}:{quant.upper()}"
+    return replace(model, quant=None, name=name)
 
 
 def file_at(name: str, files: ModelFiles | None, quant: str) -> str | None:
     """The reference of the file at this quantisation in the repository `name`; None if there is none."""
-    if files is None or files.origin not in {Origin.HUB, Origin.HUB_CACHE}:
+    if files is None or files.origin not in _ON_HUB:
         return None
     name_of_mix = SHORT_MIXES.get(quant.upper(), quant.upper())
     for tag in (name_of_mix, f"UD-{name_of_mix}"):
@@ -300,6 +307,7 @@ def unknown_layers(entry: Entry) -> UsageError:
     return UsageError(f"the index {unknown} of {entry.id}: {advice}")
 
 
+_ON_HUB = frozenset({Origin.HUB, Origin.HUB_CACHE})
 DEFAULT_MIX = "Q4_K_M"  # of a model of which only the number of parameters is known
 
 

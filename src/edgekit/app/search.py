@@ -39,7 +39,7 @@ from edgekit.index.quality import Quality, cache_loss, weights_loss
 from edgekit.index.resolve import Resolved
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine
-from edgekit.plan.choice import ALWAYS_IN_RAM_BYTES, check_users, download_bytes
+from edgekit.plan.choice import ALWAYS_IN_RAM_BYTES, check_users, download_bytes, runs_on
 from edgekit.plan.fit import DEFAULT_TOKENS, UNKNOWN_NATIVE_TOKENS
 from edgekit.plan.recommend import entry_quality, is_notable, suits_task, task_of_entry
 from edgekit.request import MOST_SHOWN, Request, Session
@@ -511,12 +511,3 @@ def _day_of(date: str | None) -> int:
     """'2025-05-14' -> 20250514, '2025-05' -> 20250500; 0 if unknown."""
     digits = re.sub(r"[^0-9]", "", date or "")[:8]
     return int(digits.ljust(8, "0")) if digits else 0
-
-
-def runs_on(result: Verdict) -> str:
-    """'GPU', '2 GPUs', 'GPU + CPU' or 'CPU'."""
-    cards, off = result.way.cards, engine_named(result.engine).offload(result)
-    if not cards or off.everything:
-        return "CPU"
-    where = "GPU" if len(cards) == 1 else f"{len(cards)} GPUs"
-    return f"{where} + CPU" if off.layers or off.experts else where

@@ -10,7 +10,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edgekit.app.check import Answer, Check, Unanswered, check, check_all, worst_code
+from edgekit.app.check import (
+    Answer,
+    Check,
+    Unanswered,
+    check,
+    check_all,
+    exit_code,
+    worst_code,
+)
 from edgekit.app.compare import compare
 from edgekit.cli import ReaderGoneError, show, warn
 from edgekit.cli.console import count_progress, open_session, screen
@@ -42,6 +50,8 @@ def run_check(arguments: argparse.Namespace) -> tuple[str, int]:
     is_one = len(names) == 1
     if arguments.program is not None and (not is_one or len(request.engines) > 1):
         raise UsageError("--for prints the command of one model and one engine")
+    if arguments.ladder:
+        return _run_ladder(names, request, arguments)
     depth = Depth.TENSORS if arguments.json or arguments.exact else Depth.ARCHITECTURE
     # --download-up-to limits the download for one model, not the sum for several
     confirm = download_confirmation(arguments) if is_one else None
@@ -75,6 +85,28 @@ def run_check(arguments: argparse.Namespace) -> tuple[str, int]:
     if arguments.quiet:
         return quiet_text(first), code
     return check_text(first, screen(), why=arguments.why), code
+
+
+def _run_ladder(
+    names: Sequence[str], request: Request, arguments: argparse.Namespace
+) -> tuple[str, int]:
+    """Every quantisation of one model; the exit code is that of the one that is chosen."""
+    from edgekit.app.ladder import ladder
+    from edgekit.report.ladder import ladder_json, ladder_text
+
+    if len(names) > 1:
+        raise UsageError("--ladder lists the quantisations of one model: name one")
+    for flag in ("program", "quiet", "why"):
+        if getattr(arguments, flag):
+            name = "for" if flag == "program" else flag
+            raise UsageError(f"--ladder is a table of its own: leave out --{name}")
+    confirm = download_confirmation(arguments)
+    with open_session(arguments, quiet=arguments.json, confirm=confirm) as session:
+        answer = ladder(names[0], request, session)
+    code = exit_code([answer.chosen.answer], strict=arguments.strict)
+    return (
+        json_text(ladder_json(answer)) if arguments.json else ladder_text(answer, screen())
+    ), code
 
 
 def _show_table(batches: Iterable[list[Answer]]) -> list[list[Answer]]:

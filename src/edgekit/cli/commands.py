@@ -55,12 +55,28 @@ from edgekit.engines import (
 from edgekit.engines.flags import COMMON, CONTEXT, QUANT, Whole
 from edgekit.errors import UsageError
 
+# Flags of both check and share.
+_CHECKED: Rows = {
+    **USERS,
+    **MIN_CONTEXT,
+    **MIN_SPEED,
+    **JOB,
+    **PROMPT,
+    **ACCEPTANCE,
+    **WINDOW_BUDGET,
+    **DOWNLOADS,
+    **DEVICES,
+    **LIMITS,
+    **NETWORK,
+}
+
 _CHECK_EXAMPLES = """
 Several models, a folder of models, or - (names on standard input) give a table.
 
 examples:
   edgekit check qwen3-8b --device "RTX 4060"
   edgekit check "Gemma 3 27B" --quant Q8_0 -c 32k --vram 24G,24G --ram 64G
+  edgekit check gemma-3-27b --device "RTX 4090" --ram 64G --ladder
   edgekit check ~/models
 
 exit codes: 0 it loads (1 if it is tight and --strict is given), 3 does not fit, is slower than --min-speed or cannot
@@ -88,19 +104,51 @@ def add_check(commands: Commands) -> None:
             **ASK_ENGINE,
             "--exact": "read the whole header of a remote model, even if its start is enough to answer "
             "(--json always does)",
+            "--ladder": "list every quantisation of one model: size, verdict, speed, context and quality loss",
             "--strict": "exit with code 1 if the model only just fits (tight)",
-            **USERS,
-            **MIN_CONTEXT,
-            **MIN_SPEED,
-            **JOB,
-            **PROMPT,
-            **ACCEPTANCE,
-            **WINDOW_BUDGET,
-            **DOWNLOADS,
-            **DEVICES,
-            **LIMITS,
-            **NETWORK,
+            **_CHECKED,
             **engine_row(several_engines()),
+        },
+    )
+    add_engine_flags(parser, engine_names(), context_help=CHOSEN_CONTEXT, without=machine_keys())
+
+
+_SHARE_DESCRIPTION = """\
+Writes the answer of `edgekit check` as one HTML file that needs no network, no script and no other file: the verdict,
+the memory, the commands, and how to get the same answer. Local folders and user names are left out.
+"""
+_SHARE_EXAMPLES = """
+examples:
+  edgekit share gemma-3-27b --device "RTX 4090" --ram 64G
+  edgekit share qwen3-8b --device "RTX 4060" -c 32k -o answer.html --force
+  edgekit share qwen3-8b --device "RTX 4060" --badge badge.svg --picture picture.svg --theme dark
+  edgekit share model.gguf --device m3-max-64 -o - > answer.html
+
+exit codes: 0 written, whatever the verdict (--json has it), 1 a file cannot be written, 2 wrong usage, a file exists or
+refused by the engine, 3 the engine cannot run there, 4 not found, no access or no network, 5 unreadable or unsupported
+"""
+
+
+def add_share(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "share",
+        run="share:run_share",
+        usage="edgekit share MODEL [-o FILE] [--badge FILE] [--picture FILE] [any flag of check]",
+        description=_SHARE_DESCRIPTION,
+        epilog=MODEL_FORMS + _SHARE_EXAMPLES + ENVIRONMENT,
+        options={
+            "MODEL": ANY_MODEL,
+            "--json": "print which files were written, and the verdict, as JSON (docs/json.md)",
+            "-o, --output FILE": "the HTML file; - for standard output (default: from the model and the machine, "
+            "gemma-3-27b-rtx-4090.html, in this folder)",
+            "--badge FILE": "write a badge for a model card or a README as well, as SVG",
+            "--picture FILE": "write the picture of 1200 x 630 pixels as well, as SVG",
+            "--theme NAME": "colours of --picture: light (default) or dark; the HTML file has both",
+            "--force": "overwrite files that exist",
+            **ASK_ENGINE,
+            **_CHECKED,
+            **engine_row((*engine_names(), "auto")),
         },
     )
     add_engine_flags(parser, engine_names(), context_help=CHOSEN_CONTEXT, without=machine_keys())
@@ -374,6 +422,7 @@ examples:
   edgekit hardware --device m3-max-64
   edgekit hardware --cpu "Ryzen 7 7700" --ram "2x16G DDR5-6000"
   edgekit hardware --measure
+  edgekit hardware --upgrades --task code
   edgekit hardware --devices
 
 """
@@ -385,13 +434,15 @@ def add_hardware(commands: Commands) -> None:
         "hardware",
         run="facts:run_hardware",
         usage="edgekit hardware [--device NAME] [--ram SIZE] [--vram SIZES] [--cpu NAME] [--measure] [--devices]"
-        " [--json]",
+        " [--upgrades] [--json]",
         description="Shows the memory and GPUs of this machine, what limits and uses them, and how much llama.cpp, "
         "vLLM and MLX may use: what is free, minus a reserve. Lists the programs found here that run models.",
         epilog=DEVICE_FORMS + _HARDWARE_EXAMPLES,
         options={
             **JSON,
             "--devices": "list all devices that --device knows",
+            "--upgrades": "how many models would run fully on a GPU with more memory, or less",
+            "--task TASK": "with --upgrades: chat (default), code, reasoning, vision or embed",
             "--measure": "measure the RAM bandwidth of this machine now (under a second) and save it",
             **DEVICES,
         },
@@ -1101,6 +1152,8 @@ def add_web(commands: Commands) -> None:
                 "--port N": "port to listen on (default 8421, or the next free one; 0 for any free port)",
                 "--token TOKEN": "token that clients must send (or EDGEKIT_WEB_TOKEN); a random one is generated if "
                 "other machines can reach the port",
+                "--qr": "print a QR code of the address for other devices, even if the output is not a terminal",
+                "--no-qr": "print no QR code (default: print one in a terminal if other devices can reach the port)",
                 "--rate N": "requests per second allowed for one client (default 400)",
             },
             "what it may read": {

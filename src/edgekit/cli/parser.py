@@ -24,6 +24,7 @@ COMMANDS = {
     "search": "the models of the index that match: by name, licence, size, quality, and whether they fit",
     "plan": "how to run it: every setting chosen, with reasons and commands",
     "check": "will it fit on this machine, or on another?",
+    "share": "the answer of check as a web page, a picture or a badge to send to a friend",
     "together": "which models fit in memory at the same time, and with which contexts",
     "inspect": "what a model is, from its header alone",
     "estimate": "the memory an engine will allocate, and how each number is known",

@@ -7,11 +7,14 @@ import os
 import re
 import secrets
 import stat
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgekit.cli.console import print_event, print_line
+from edgekit.cli.console import is_terminal, print_event, print_line, screen_width
 from edgekit.cli.flags import read_host, read_integer
+from edgekit.cli.qr import can_show, on_dark, qr_code
 from edgekit.engines.ports import LARGEST_PORT
 from edgekit.errors import NotFoundError, SourceError, UsageError
 from edgekit.server import needs_extra
@@ -52,23 +55,69 @@ def run_web(arguments: argparse.Namespace) -> tuple[str, int]:
         settings = replace(settings, models_dirs=dirs)
         reference = str(path.absolute())
     fields = {"ref": reference} if reference else {}
+    wants_qr = _wants_qr(arguments, settings)
     with needs_extra("web", "the page"):
         from edgekit.web import serving
 
     def announce(settled: WebSettings) -> None:
-        address = serving.address_of(settled, "/model" if fields else "/", **fields)
+        page = "/model" if fields else "/"
+        address = serving.address_of(settled, page, **fields)
+        others = serving.lan_addresses_of(settled, page, **fields)
         if arguments.json:
+            addresses = list(dict.fromkeys((address, *others)))
             print_event(
-                {"event": "ready", "url": address, "token": settled.token, "pid": os.getpid()}
+                {
+                    "event": "ready",
+                    "url": address,
+                    "addresses": addresses,
+                    "token": settled.token,
+                    "pid": os.getpid(),
+                }
             )
         else:
             print_line(address)
+            if not settled.is_loopback:
+                _print_lan(others, with_qr=wants_qr, is_required=arguments.qr)
         if not arguments.no_browser:
             serving.show_browser(address)
 
     with serving.listen(settings.host, port) as listening:
         serving.serve(settings, listening, on_ready=announce)
     return "", 0
+
+
+def _wants_qr(arguments: argparse.Namespace, settings: WebSettings) -> bool:
+    """Whether to print a QR code. Raises UsageError where --qr cannot be done."""
+    can_show_qr = can_show(getattr(sys.stdout, "encoding", None))
+    if not arguments.qr:
+        is_screen = bool(getattr(sys.stdout, "isatty", lambda: False)())
+        return is_screen and can_show_qr and not arguments.no_qr
+    if arguments.no_qr:
+        raise UsageError("--qr and --no-qr exclude each other")
+    if arguments.json:
+        raise UsageError("--qr prints a picture and --json only JSON: use one of them")
+    if settings.is_loopback:
+        raise UsageError(
+            f"--qr: other devices cannot reach {settings.host}; to let them, add --host 0.0.0.0"
+        )
+    if not can_show_qr:
+        raise UsageError("--qr needs an output in UTF-8; set PYTHONUTF8=1")
+    return True
+
+
+def _print_lan(addresses: Sequence[str], *, with_qr: bool, is_required: bool) -> None:
+    """The addresses for other devices, and a QR code of the first if the terminal is wide enough."""
+    if not addresses:
+        print_line("No network address found: other devices may not reach this computer.")
+        return
+    print_line("On other devices in this network:")
+    for address in addresses:
+        print_line(f"  {address}")
+    lines = qr_code(addresses[0]) if with_qr else ()
+    if lines and (is_required or len(lines[0]) <= screen_width()):
+        colour = is_terminal(sys.stdout)
+        for line in lines:
+            print_line(on_dark(line) if colour else line)
 
 
 def _token(flag: str | None, variable: str | None) -> str | None:

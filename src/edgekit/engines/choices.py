@@ -122,7 +122,7 @@ def names_of(cards: tuple[Device, ...]) -> str:
 def known_ram(machine: Machine) -> HostMemory:
     """The machine's RAM. Raises HardwareError if its size is unknown."""
     if machine.host is None:
-        raise HardwareError("RAM unknown: add --ram 32G")
+        raise HardwareError("RAM unknown: add --ram 32G", about="ram")
     return machine.host
 
 

@@ -28,6 +28,9 @@ PLACEHOLDER = "MODEL"
 _GAPS = frozenset({PLACEHOLDER, *(f"{part}.gguf" for part in (PLACEHOLDER, "MMPROJ", "DRAFT"))})
 UNCONVERTED = "Q4_K_M"  # engines.llamacpp.architectures.DEFAULT_MIX
 LM_STUDIO = "lm-studio"
+OLLAMA = "ollama"
+# Products that run several engines, or hide the one they run: people look for these names, not for the engine's.
+PRODUCTS = MappingProxyType({OLLAMA: "Ollama", LM_STUDIO: "LM Studio"})
 HUB_PAGES = "https://huggingface.co/"
 LM_STUDIO_CONTEXT = "llm.load.contextLength"
 LM_STUDIO_PARALLEL = "llm.load.numParallelSessions"

@@ -510,6 +510,11 @@ class Engine:
         return self.variants(opened.model)
 
     @rule("choices")
+    def published_at(self, _label: str, _quant: str, /) -> str:
+        """The known repository of a model of the index at this quantisation, named as in `variants`; "": none."""
+        return ""
+
+    @rule("choices")
     def at_quant(self, model: Model, _quant: str, /) -> Model:
         """The model as the file that the engine would load at this quantisation."""
         return model
@@ -542,6 +547,13 @@ class Engine:
     ) -> int | None:
         """The size of the download; None if unknown."""
         return model.header.file_bytes or model.header.tensor_bytes
+
+    @rule("estimate")
+    def estimate_bounds(
+        self, _model: Model, _load: Load, _setup: Setup, /
+    ) -> tuple[MemoryEstimate, MemoryEstimate] | None:
+        """A lower and an upper bound of the bill, much faster than the bill; None: there are none."""
+        return None
 
     @rule("estimate")
     def divided(self, line: MemoryLine, _model: Model, _setup: Setup, /) -> Iterable[MemoryLine]:

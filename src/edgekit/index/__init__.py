@@ -87,6 +87,19 @@ def related_entries(entry: Entry) -> tuple[Entry, ...]:
     return (*users, *related.values())
 
 
+CHECKED_MODELS = 160  # of EdgeKit's own: about a minute of planning
+
+
+def checked_entries(index: Index) -> list[Entry]:
+    """The models that are checked unasked: the user's own, and the most used ones whose layers are known.
+
+    Base models are not among them: they have no purpose.
+    """
+    users = [entry for entry in index.entries if entry.is_users]
+    known = (entry for entry in index.entries if not entry.is_users and entry.forms and entry.kinds)
+    return [*users, *most_used(known)[:CHECKED_MODELS]]
+
+
 def most_used(entries: Iterable[Entry]) -> list[Entry]:
     """The models that the user added, then the most used ones first."""
     return sorted(entries, key=lambda entry: (not entry.is_users, -entry.uses, entry.id))

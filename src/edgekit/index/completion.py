@@ -1,4 +1,4 @@
-"""Completes what is being typed into a search box: the models that a name may mean, in any spelling."""
+"""Completions for a search box: the models that a name, in any spelling, may mean."""
 
 from __future__ import annotations
 

@@ -162,6 +162,16 @@ def choose(task: Task) -> Choice:
     return _Search(task).run()
 
 
+def smallest_usual_loads(task: Task) -> tuple[tuple[Task, ...], int]:
+    """What a plan tries last before it uses smaller weights or RAM, the smallest first, and the context in tokens.
+
+    The second task has the engine's own cache, which may take less where the 8-bit one is unpacked, or be the only one
+    that the model takes. Raises HardwareError if the engine cannot run on the machine, RefusedError if it does not
+    support the model.
+    """
+    return _Search(task).smallest_usual()
+
+
 class _Search:
     """SPEC A4's search for one task; placements are computed once for each pair of weights and cache."""
 
@@ -184,21 +194,39 @@ class _Search:
         fastest = max(slow, key=lambda attempt: attempt.slow_tokens_per_s or 0.0)
         return replace(self._choice(), fastest=fastest)
 
-    def _choice(self) -> Choice:
-        """The best combination that fits, else the one to report as not fitting.
-
-        The search starts with weights of about 4.8 bits, 8 for embedding models, or the bits that were requested.
-        """
+    def _good_variants(self) -> list[Variant]:
+        """The weights that are chosen unasked, the most accurate first; all if none of them is good."""
         good = [
             variant
             for variant in self.variants
             if variant.is_good and not variant.name.startswith(UNUSUAL)
-        ] or list(self.variants)
+        ]
+        return good or list(self.variants)
+
+    def _usual_variants(self) -> tuple[Variant, list[Variant]]:
+        """The weights that the search starts with, and all that do not have more bits than usual.
+
+        It starts with about 4.8 bits, 8 for embedding models, or the bits that were requested.
+        """
+        good = self._good_variants()
         max_accuracy = EMBEDDING_ACCURACY if self.task.embeds else USUAL_ACCURACY
         usual = [variant for variant in good if variant.accuracy <= max_accuracy] or good[-1:]
         preferred = usual[0]
         if not self.task.embeds:
             preferred = next((variant for variant in usual if variant.name == "Q4_K_M"), preferred)
+        return preferred, usual
+
+    def smallest_usual(self) -> tuple[tuple[Task, ...], int]:
+        """Steps 4 and 3: the task with the first weights and an 8-bit cache or its own one, and the short context."""
+        preferred, _ = self._usual_variants()
+        default, eight_bit, _ = self._caches(preferred)
+        ladders = [self._ladder(preferred, cache, on_host=False) for cache in (*eight_bit, default)]
+        return tuple(ladder.task for ladder in ladders), ladders[-1].top.contexts_to_try[-1]
+
+    def _choice(self) -> Choice:
+        """The best combination that fits, else the one to report as not fitting."""
+        good = self._good_variants()
+        preferred, usual = self._usual_variants()
         top = self._ladder(preferred, self._caches(preferred)[0], on_host=False).top
         candidate = None
         if top.requested_tokens is not None or top.min_tokens <= top.max_tokens:
@@ -670,3 +698,12 @@ def download_bytes(result: Verdict) -> int | None:
         return None
     engine = engine_named(result.engine)
     return engine.download_bytes(result.variant.model, result.way.setup, result.estimate)
+
+
+def runs_on(result: Verdict) -> str:
+    """'GPU', '2 GPUs', 'GPU + CPU' or 'CPU'."""
+    cards, off = result.way.cards, engine_named(result.engine).offload(result)
+    if not cards or off.everything:
+        return "CPU"
+    where = "GPU" if len(cards) == 1 else f"{len(cards)} GPUs"
+    return f"{where} + CPU" if off.layers or off.experts else where

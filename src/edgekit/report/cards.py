@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgekit.app.search import runs_on
 from edgekit.bill.types import Lever
 from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED
@@ -27,7 +26,7 @@ from edgekit.index.repositories import Form, repository_at
 from edgekit.index.titles import publisher_of, title_of
 from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine
-from edgekit.plan.choice import download_bytes, with_weights
+from edgekit.plan.choice import download_bytes, runs_on, with_weights
 from edgekit.plan.commands import by_program, main_command
 from edgekit.plan.fit import first_placement
 from edgekit.plan.plan import Plan

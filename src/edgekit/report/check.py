@@ -20,11 +20,17 @@ from edgekit.bill.types import (
     Verdict,
 )
 from edgekit.engines import engine_named
+from edgekit.engines.choices import AS_NAMED
+from edgekit.engines.commands import Command
 from edgekit.engines.flags import typed
 from edgekit.errors import UsageError, printable
+from edgekit.index import entry_with_id
+from edgekit.index.quality import weights_loss
+from edgekit.index.titles import title_of
 from edgekit.machine.types import HOST, Device, Machine, together_bytes
 from edgekit.machine.what_if import IDLE
-from edgekit.plan.choice import FEWER_BITS, download_bytes, is_too_short, unchecked_bytes
+from edgekit.model.inspect import count_parameters
+from edgekit.plan.choice import FEWER_BITS, download_bytes, is_too_short, runs_on, unchecked_bytes
 from edgekit.report.bill import asked_words, basis_rows, bill_json
 from edgekit.report.hardware import budget_json, machine_json
 from edgekit.report.json import SCHEMA, Json, fields
@@ -57,6 +63,7 @@ from edgekit.units import GIB, MIB, format_download, rate_figure
 if TYPE_CHECKING:
     from edgekit.app.check import Check
     from edgekit.app.fit import Fit
+    from edgekit.index.types import Entry
 
 VERDICTS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does not fit"}
 K_TOKENS = 1024
@@ -65,6 +72,7 @@ _CACHE_BITS = {
     **dict.fromkeys(("q8_0", "8 bit", "fp8"), "an 8-bit"),
     **dict.fromkeys(("q4_0", "4 bit"), "a 4-bit"),
 }
+FROM_ITS_NAME = "from the name alone"
 _CUT = "cut to the model's context length"  # in the reason that plan/fit.py gives for a context
 
 
@@ -77,11 +85,12 @@ def headline(result: Verdict, *, from_name: bool = False) -> str:
     else:  # 'Runs fully on your RTX 4090: 18.4 of 22.5 GiB at 8K, about 38 tokens/s'
         verb, speed = ("Embeds", "") if embeds(result) else ("Runs", _speed(result))
         barely = ", just" if result.warning else ""
-        text = f"{verb} {_place(result)}{_at_weights(result)}{barely}: "
+        place = _place(result).removeprefix("fully ") if result.warning else _place(result)
+        text = f"{verb} {place}{_at_weights(result)}{barely}: "
         text += f"{_used(result)} at {_window(result)}{_cache_and_limits(result)}{speed}"
         text += _shortfall(result) if embeds(result) else ""
     if from_name:
-        text += " (rough estimate from the name alone)"
+        text += f" (rough estimate {FROM_ITS_NAME})"
     elif result.doubt:
         text += f" (rough estimate: {result.doubt})"
     elif any(use.assumed for use in result.uses):
@@ -111,10 +120,8 @@ def _fails(result: Verdict) -> str:
     verb = "Does not start on" if takes_a_share(result) else "Does not fit"
     machine = "RAM" if result.machine.name == "this machine" else result.machine.name
     start = f"{verb} your {card_names(result.way.cards) or machine}{_at_weights(result)}"
-    blocked = next((use.budget.blocked for use in result.uses if use.budget.blocked), "")
-    if blocked or is_too_short(result) or all(use.fullness <= 1 for use in result.uses):
-        reason = blocked or "".join(result.reasons[:1])
-        return f"{start}: {reason.partition(' does not start: ')[2] or reason}"
+    if reason := rule_broken(result):
+        return f"{start}: {reason}"
     cache, context = cache_words(result), _window(result)
     at_context = f" {'and' if quantization_words(result) else 'at'} {context}"
     match bool(result.asked), bool(result.cache_asked):  # "even" precedes what EdgeKit chose
@@ -130,10 +137,19 @@ def _fails(result: Verdict) -> str:
             start += f", even at {context} with {cache}"
     fits = 0 < result.max_context < result.context_tokens
     longest = f"; fits up to {result.max_context // result.streams:,} tokens" if fits else ""
-    return f"{start}: {_needs(result)}{longest}"
+    return f"{start}: {needs_words(result)}{longest}"
 
 
-def _needs(result: Verdict) -> str:
+def rule_broken(result: Verdict) -> str:
+    """Why it does not load, if memory is not the reason: a rule of the engine, or too short a context; else ''."""
+    blocked = next((use.budget.blocked for use in result.uses if use.budget.blocked), "")
+    if blocked or is_too_short(result) or all(use.fullness <= 1 for use in result.uses):
+        reason = blocked or "".join(result.reasons[:1])
+        return reason.partition(" does not start: ")[2] or reason
+    return ""
+
+
+def needs_words(result: Verdict) -> str:
     """'needs 9.0 GiB, 6.5 usable', or the rule that rejects it although enough memory is usable."""
     all_memories = memories(result)
     total_bytes = sum(memory.required_bytes for memory in all_memories)
@@ -176,7 +192,7 @@ def _place(result: Verdict) -> str:
         return f"with {off.experts} {elsewhere}"
     if off.cache:
         return f"on {cards} with the cache {elsewhere}"
-    return f"on {cards}" if result.warning else f"fully on {cards}"
+    return f"fully on {cards}"
 
 
 def offload_words(result: Verdict, on_gpu_tokens_per_s: float | None) -> str:
@@ -494,12 +510,17 @@ _CONTEXT_FIELDS = (
 def check_json(check: Check) -> Json:
     """The whole answer, with the estimate that it is based on."""
     result, bill = check.result, check.bill
+    is_named = check.is_remote or bill.from_index  # a local file may have the name of another model
+    entry = entry_with_id(bill.label) if is_named else None
     return {
         "schema": SCHEMA,
         **fields(bill, "model=label reference"),
+        "title": title_of(entry) if entry is not None else None,
         "headline": headline(result, from_name=check.is_assumed),
         **fields(result, _CONTEXT_FIELDS),
         "download_bytes": download_bytes(result) if check.is_remote else None,
+        **_parameters_json(check),
+        "loss": _loss_json(check, entry),
         "step": result.step,
         "speed": speed_json(result),
         **waits_json(result),
@@ -508,15 +529,58 @@ def check_json(check: Check) -> Json:
         "engine": {"name": result.engine, "version": bill.version or None},
         "machine": machine_json(result.machine),
         "budgets": [use_json(use) for use in result.uses],
+        "bars": bars_json(result.uses, result.estimate),
         "way": result.way.because,
+        **place_json(result),
+        "embeds": embeds(result),
+        "doubt": FROM_ITS_NAME if check.is_assumed else result.doubt or None,
+        "from_index": result.from_index,
         "flags": dict(check.flags),
         "reasons": list(result.reasons),
         "changes": [change_json(change) for change in check.changes],
         "basis": result.estimate.basis.value,
         "estimate": bill_json(bill),
         "command": (bill.command or None) if result.can_load else None,
+        "commands": commands_json(check.ready),
         "notes": [*result.machine.notes, *bill.notes, *bill.estimate.notes],
     }
+
+
+def _parameters_json(check: Check) -> Json:
+    """How many parameters the model has, and how many of them a token uses; null if only a name is known."""
+    geometry = check.bill.geometry
+    total, active = (geometry and count_parameters(geometry)) or (None, None)
+    return {"parameters": total, "active_parameters": active}
+
+
+def _loss_json(check: Check, entry: Entry | None) -> Json | None:
+    """Points of quality that the weights lose against those that were released; null if unknown."""
+    quant = check.result.quantization
+    if not quant or quant == AS_NAMED:
+        return None
+    native = "MXFP4" if entry is not None and entry.size("MXFP4_MOE") is not None else None
+    loss = weights_loss(quant, native=native)
+    return {
+        **fields(loss, "value low high source?"),
+        "basis": loss.basis.value,
+    }
+
+
+def place_json(result: Verdict | None) -> Json:
+    """Where the model runs, as in the headline and in short; null if it does not load."""
+    if result is None or not result.can_load:
+        return {"place": None, "runs_on": None}
+    place = _place(result)
+    return {
+        # "Starts on your RTX 4090": an engine that takes a fixed share never runs partly on it
+        "place": place.removeprefix("fully ") if takes_a_share(result) else place,
+        "runs_on": runs_on(result),
+    }
+
+
+def commands_json(commands: Iterable[Command]) -> list[Json]:
+    """Commands, files and settings to copy, in order."""
+    return [fields(command, "program name kind text notes") for command in commands]
 
 
 def _share(utilization: float) -> float | None:
@@ -588,6 +652,8 @@ def fit_json(fit: Fit) -> Json:
         "status": (Status.FAILED if result is None else result.status).value,
         "told": sentence,
         "can_load": result is not None and result.can_load,
+        **place_json(result),
+        "speed": None if result is None else speed_json(result),
         **fields(fit, "context_tokens native_context"),
         "streams": 1 if result is None else result.streams,
         **fields(fit, "quantization=result.quantization cache=result.cache"),

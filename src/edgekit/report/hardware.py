@@ -26,6 +26,7 @@ from edgekit.machine.types import (
 )
 from edgekit.report.bill import ranges
 from edgekit.report.json import SCHEMA, Json, error_json, fields
+from edgekit.report.machine_label import machine_label
 from edgekit.report.text import (
     PLAIN,
     Screen,
@@ -37,7 +38,7 @@ from edgekit.report.text import (
     reserve_words,
     with_count,
 )
-from edgekit.units import GIB, format_bytes
+from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
     from edgekit.app.programs import InstalledProgram
@@ -325,6 +326,7 @@ def machine_json(machine: Machine) -> Json:
         host_json = {**fields(host, _HOST_FIELDS), "limits": limits}
     return {
         **fields(machine, "name system processor? cores what_if"),
+        "label": machine_label(machine),
         "instructions": sorted(machine.instructions),
         "host": host_json,
         "devices": [
@@ -348,38 +350,6 @@ def budget_json(budget: Budget) -> Json:
         **fields(budget, "total_bytes free_bytes reserve_bytes because limit_bytes limit_because?"),
         **fields(budget, "blocked? available_bytes"),
     }
-
-
-# Sizes on the boxes of cards, memory and computers, in GB.
-_USUAL_SIZES = (
-    1, 2, 3, 4, 6, 8, 10, 11, 12, 16, 18, 20, 24, 32, 36, 40, 48, 64, 72, 80, 94, 96, 128, 141, 180, 192, 256, 288,
-    384, 512, 768, 1024, 1536, 2048,
-)  # fmt: skip
-_MAX_MISSING = 0.08  # of the memory: what the firmware and the driver have taken
-
-
-def machine_label(machine: Machine) -> str:
-    """The hardware as it is sold: 'RTX 4090 · 24 GB · 64 GB RAM', '2x RTX 3090 · 48 GB · 32 GB RAM'."""
-    parts: list[str] = []
-    for name, count in Counter(device.name for device in machine.devices).items():
-        alike = [device for device in machine.devices if device.name == name]
-        parts.append(f"{count}x {name}" if count > 1 else name)
-        if not alike[0].unified:
-            parts.append(f"{sum(_label_gb(device.total_bytes) for device in alike):,} GB")
-    if not parts and machine.cores is not None:
-        parts.append(f"{machine.cores} cores" if machine.cores > 1 else "1 core")
-    if machine.host is not None:
-        is_unified = any(device.unified for device in machine.devices)
-        ram = "unified memory" if is_unified else "RAM"
-        parts.append(f"{_label_gb(machine.host.limited_total_bytes):,} GB {ram}")
-    return " · ".join(parts) or machine.name
-
-
-def _label_gb(size_bytes: int) -> int:
-    """The size on the label: the system sees a little less of it."""
-    size = size_bytes / GIB
-    usual = next((label for label in _USUAL_SIZES if size <= label + 0.5), 0)
-    return usual if size >= usual * (1 - _MAX_MISSING) else max(round(size), 1)
 
 
 def devices_text(screen: Screen = PLAIN) -> str:

@@ -20,6 +20,7 @@ from edgekit.report.check import (
     assumed_of,
     change_json,
     changes_section,
+    commands_json,
     download_words,
     embeds,
     headline,
@@ -212,7 +213,7 @@ def plan_json(plan: Plan, *, ready: Sequence[Command] = (), notes: Sequence[str]
         **plan_fields(plan),
         "machine": machine_json(plan.task.machine),
         "estimate": bill_json(bill_of(plan, "" if main is None else main.text)),
-        "commands": [fields(command, "program name kind text notes") for command in commands],
+        "commands": commands_json(commands),
         "notes": [*result.machine.notes, *notes, *result.estimate.notes],
     }
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from edgekit.errors import MissingExtraError
 
-_PACKAGES = frozenset({"fastapi", "uvicorn", "pydantic", "starlette", "h11", "anyio"})
+_PACKAGES = frozenset({"fastapi", "uvicorn", "pydantic", "starlette", "h11", "anyio", "segno"})
 
 
 @contextmanager

@@ -65,14 +65,26 @@ def _client_of(request: Request) -> str:
 
 
 async def answer_call(call: Call, request: Request, fields: CallFields) -> Response:
-    """The answer of a call, computed in a thread. It is cancelled when the client disconnects."""
+    """The answer of a call as JSON."""
+
+    def work(state: WebState, watch: CallWatch) -> Response:
+        answer = call.answer(state, fields, watch)
+        return _json_response(without_folders(answer, state.settings))
+
+    return await answer_in_thread(request, work, is_long=call.is_long)
+
+
+async def answer_in_thread(
+    request: Request, work: Callable[[WebState, CallWatch], Response], *, is_long: bool
+) -> Response:
+    """The response of `work`, computed in a thread. It is cancelled when the client disconnects."""
     state, watch = state_of(request), CallWatch(client=_client_of(request))
 
-    def work() -> Response:
+    def watched_work() -> Response:
         watch.check()
-        answer = call.answer(state, fields, watch)
+        response = work(state, watch)
         watch.check()  # the answer of a cancelled call may be incomplete
-        return _json_response(without_folders(answer, state.settings))
+        return response
 
     async def cancel_on_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -81,8 +93,8 @@ async def answer_call(call: Call, request: Request, fields: CallFields) -> Respo
 
     disconnect = asyncio.create_task(cancel_on_disconnect())
     try:
-        async with state.turns.of(watch.client) if call.is_long else nullcontext():
-            return await to_thread.run_sync(work)
+        async with state.turns.of(watch.client) if is_long else nullcontext():
+            return await to_thread.run_sync(watched_work)
     finally:
         disconnect.cancel()
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI, Request
@@ -19,28 +16,32 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from edgekit import __version__
 from edgekit.errors import EdgekitError
 from edgekit.sources.address import is_offline
-from edgekit.web import api
+from edgekit.web import api, pictures
+from edgekit.web.assets import Asset, page_files
 from edgekit.web.calls import WebState
+from edgekit.web.compression import VARY, Compression, accepts_gzip
 from edgekit.web.failures import (
     Failure,
     Responses,
     error_json,
     failure_json,
-    small_page,
+    fault_words,
     status_of,
     unreadable_answer,
 )
 from edgekit.web.references import without_folders
-from edgekit.web.security import DOCS, HEALTH, Security, ShutdownMiddleware
+from edgekit.web.security import DOCS, HEALTH, IMAGES, Security, ShutdownMiddleware
+from edgekit.web.small_pages import small_page
+from edgekit.web.specification import Specification
 from edgekit.web.types import WebSettings
 
 if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig
 
-ASSETS = Path(__file__).parent / "pages"
-INDEX = "index.html"
 PAGES = ("/", "/model", "/compare", "/hardware", DOCS)
 OPENAPI = "/api/v1/openapi.json"
+FOREVER = "public, max-age=31536000, immutable"  # a year; for addresses with the hash of the page
+REVALIDATE = "no-cache"
 
 _DESCRIPTION = """\
 Will this model run on my machine, and how? Each call answers what the command of the same name prints with `--json`.
@@ -67,17 +68,6 @@ _MESSAGES = {  # by status, for errors that Starlette raises
     404: ("NotFoundError", "address not found"),
     405: ("MethodError", "method not allowed for this address"),
 }
-# Not mimetypes: on Windows a script may be text/plain there, and browsers would not run it.
-_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".json": "application/json",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".woff2": "font/woff2",
-}
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)+")
 
 page_router = APIRouter()
 
@@ -98,12 +88,15 @@ def create_app(settings: WebSettings) -> FastAPI:
         telemetry=_NO_TELEMETRY,
     )
     app.state.edgekit = state = WebState(settings)
-    for router in (page_router, api.router, api.jobs_router, api.cards_router):
+    app.state.specification = Specification(app.openapi)
+    page_files()  # read now, so that an update on disk does not mix two versions
+    for router in (page_router, pictures.router, api.router, api.jobs_router, api.cards_router):
         app.include_router(router)
     app.exception_handler(EdgekitError)(_edgekit_error)
     app.exception_handler(RequestValidationError)(_invalid_request)
     app.exception_handler(HTTPException)(_http_error)
     app.add_middleware(ShutdownMiddleware, shutdown=state.shutdown)
+    app.add_middleware(Compression)
     app.add_middleware(Security, settings=settings)  # the last one added is the outermost
     return app
 
@@ -131,19 +124,36 @@ async def health() -> Health:
 
 @page_router.get(OPENAPI, include_in_schema=False)
 def openapi(request: Request) -> Response:
-    return JSONResponse(request.app.openapi())
+    specification: Specification = request.app.state.specification
+    return asset_answer(request, specification.document(), REVALIDATE)
 
 
 @page_router.api_route("/static/{name}", methods=["GET", "HEAD"], include_in_schema=False)
 async def static(request: Request, name: str) -> Response:
-    answer = asset_answer(request, name)
-    if answer is None:
+    """A file by its plain name, for links from elsewhere. The page itself uses the addresses with the hash."""
+    return asset_answer(request, _asset(name), REVALIDATE)
+
+
+@page_router.api_route("/static/{version}/{name}", methods=["GET", "HEAD"], include_in_schema=False)
+async def versioned_static(request: Request, version: str, name: str) -> Response:
+    """A file of this version of the page. Another version is 404: the scripts of two would not fit together.
+
+    An open page that meets this after an update loads itself again (main.js).
+    """
+    if version != page_files().hash:
         raise HTTPException(404)
-    return answer
+    return asset_answer(request, _asset(name), FOREVER)
+
+
+def _asset(name: str) -> Asset:
+    try:
+        return page_files().files[name]
+    except KeyError:
+        raise HTTPException(404) from None
 
 
 async def page(request: Request) -> Response:
-    return await static(request, INDEX)
+    return asset_answer(request, page_files().document(request.scope["path"]), REVALIDATE)
 
 
 for _path in PAGES:
@@ -154,15 +164,22 @@ async def _edgekit_error(request: Request, error: EdgekitError) -> Response:
     settings = api.state_of(request).settings
     body = without_folders(error_json(error), settings)
     status = status_of(error, network=settings.network and not is_offline())
-    return JSONResponse(body, status, {"Retry-After": "2"} if status == 429 else None)
+    headers = {"Retry-After": "2"} if status == 429 else None
+    if request.scope["path"] in IMAGES:
+        return pictures.failed_image(body["error"]["message"], status, headers)
+    return JSONResponse(body, status, headers)
 
 
-async def _invalid_request(_: Request, error: RequestValidationError) -> Response:
+async def _invalid_request(request: Request, error: RequestValidationError) -> Response:
+    if request.scope["path"] in IMAGES:
+        return pictures.failed_image(fault_words(error.errors()), 400)
     return unreadable_answer(error.errors())
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     kind, message = _MESSAGES.get(error.status_code, ("UsageError", str(error.detail)))
+    if request.scope["path"] in IMAGES:
+        return pictures.failed_image(message, error.status_code, error.headers)
     if request.scope["path"].startswith("/api/"):
         return JSONResponse(failure_json(kind, message), error.status_code, error.headers)
     text = f"{message[:1].upper()}{message[1:]}."
@@ -170,26 +187,16 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     return HTMLResponse(small_page(title, text), error.status_code, error.headers)
 
 
-# The files of the page, cached by name: modification time and size, contents, ETag. They are a few dozen.
-_assets: dict[str, tuple[tuple[int, int], bytes, str]] = {}
-
-
-def asset_answer(request: Request, name: str) -> Response | None:
-    """The response with a file of the page; None if the file does not exist."""
-    kind = _TYPES.get(Path(name).suffix)
-    if kind is None or _NAME.fullmatch(name) is None:
-        return None
-    try:
-        status = (ASSETS / name).stat()
-        version = (status.st_mtime_ns, status.st_size)
-        if name not in _assets or _assets[name][0] != version:
-            content = (ASSETS / name).read_bytes()
-            tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-            _assets[name] = (version, content, tag)
-    except OSError:
-        return None
-    _, content, tag = _assets[name]
-    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+def asset_answer(request: Request, asset: Asset, cache_control: str) -> Response:
+    """The response with an asset, compressed for a client that accepts it."""
+    is_zipped = asset.zipped is not None and accepts_gzip(
+        request.headers.get("accept-encoding", "")
+    )
+    tag = f'"{asset.tag}-gzip"' if is_zipped else f'"{asset.tag}"'
+    headers = {"ETag": tag, "Cache-Control": cache_control, "Vary": VARY[1].decode()}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return Response(content, media_type=kind, headers=headers)
+    if is_zipped:
+        headers["Content-Encoding"] = "gzip"
+    content = asset.zipped if is_zipped else asset.content
+    return Response(content, media_type=asset.content_type, headers=headers)

@@ -11,21 +11,24 @@ from functools import lru_cache, partial
 from typing import Any
 
 from edgekit.app.candidates import complete
-from edgekit.app.check import check_named
+from edgekit.app.check import Answer, check_named
 from edgekit.app.estimate import estimate_named
 from edgekit.app.fit import curve, fit
 from edgekit.app.inspect import inspect
+from edgekit.app.ladder import ladder_named
 from edgekit.app.open import file_at, quantised
 from edgekit.app.plan import check_engine, plan_named
 from edgekit.app.programs import InstalledProgram, installed_programs
 from edgekit.app.recommend import recommend
 from edgekit.app.search import Question, search
+from edgekit.app.upgrades import upgrades
 from edgekit.engines import every_engine
-from edgekit.engines.flags import Control, Flag, Whole
+from edgekit.engines.commands import PRODUCTS
+from edgekit.engines.flags import CONTEXT, QUANT, Control, Flag, Whole
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 from edgekit.formats.types import Depth
-from edgekit.index import most_used, read_index
+from edgekit.index import checked_entries, most_used, read_index
 from edgekit.index.completion import complete_name
 from edgekit.index.filters import Filters, select
 from edgekit.index.types import ModelPurpose
@@ -38,15 +41,17 @@ from edgekit.report.index import completion_json, hub_search_json, index_json
 from edgekit.report.inspection import inspection_json
 from edgekit.report.json import SCHEMA
 from edgekit.report.json import fields as json_fields
+from edgekit.report.ladder import ladder_json
 from edgekit.report.plan import plan_json
 from edgekit.report.plot import curves_json
 from edgekit.report.search import search_json
 from edgekit.report.tables import answers_json
+from edgekit.report.upgrades import upgrades_json
 from edgekit.request import Request, Session
 from edgekit.server.clients import ClientTurns
 from edgekit.sources.hub import search_hub
 from edgekit.web import requests
-from edgekit.web.cards import Cards, checked_entries
+from edgekit.web.cards import Cards
 from edgekit.web.failures import about
 from edgekit.web.home import home_json
 from edgekit.web.jobs import Jobs
@@ -196,6 +201,15 @@ def _check(state: WebState, fields: Any, watch: CallWatch) -> Json:
         return answers_json(check_named(model, request, _session(state, watch)))
 
 
+def first_check(state: WebState, fields: Any, watch: CallWatch) -> Answer:
+    """The answer of `check`, for one engine and without what would change it. Raises UsageError for several engines."""
+    request = _request(state, fields)
+    if len(request.engines) > 1:
+        raise UsageError("engine: a picture shows the answer of one engine: name it")
+    with _open_model(state, fields, request, watch) as model:
+        return check_named(model, request, _session(state, watch), with_changes=False)[0]
+
+
 def _plan(state: WebState, fields: Any, watch: CallWatch) -> Json:
     request = _request(state, fields)
     check_engine(request)
@@ -207,6 +221,16 @@ def _plan(state: WebState, fields: Any, watch: CallWatch) -> Json:
     return plan_json(planned.plan, ready=planned.ready, notes=planned.notes)
 
 
+def _ladder(state: WebState, fields: Any, watch: CallWatch) -> Json:
+    request = _request(state, fields)
+    with about("model"):
+        model = state.models.named(fields.model, watch)
+    # The one that a check chooses may be another file of the repository.
+    is_remote = model.files is not None and model.files.origin.is_remote
+    with state.models.remote_slot(watch, is_needed=is_remote or needs_remote_companions(request)):
+        return ladder_json(ladder_named(model, request, _session(state, watch)))
+
+
 def _recommend(state: WebState, fields: Any, watch: CallWatch) -> Json:
     return cards_json(recommend(_request(state, fields), _session(state, watch)))
 
@@ -214,6 +238,10 @@ def _recommend(state: WebState, fields: Any, watch: CallWatch) -> Json:
 def _search(state: WebState, fields: Any, watch: CallWatch) -> Json:
     question = Question.from_fields(fields.model_dump(exclude_none=True))
     return search_json(search(question, _request(state, fields), _session(state, watch)))
+
+
+def _upgrades(state: WebState, fields: Any, watch: CallWatch) -> Json:
+    return upgrades_json(upgrades(_request(state, fields), _session(state, watch)))
 
 
 def _fit(state: WebState, fields: Any, watch: CallWatch) -> Json:
@@ -286,6 +314,9 @@ def _engine_json(engine: Engine) -> Json:
     return {
         "name": engine.name,
         **json_fields(page, "label program is_compared runs serves"),
+        "programs": [
+            {"name": name, "label": PRODUCTS.get(name, page.label)} for name in engine.for_programs
+        ],
         "quantizes_gguf": engine.loads_gguf and bool(engine.quant_key),
         "pins_placement": engine.pins_placement,
         "verdicts": dict(page.verdicts),
@@ -307,7 +338,19 @@ def _engine_json(engine: Engine) -> Json:
             for group in _GROUPS
         },
         "instead_of": {flag.key: flag.instead_of for flag in engine.flags if flag.instead_of},
+        "flag_names": _flag_names(engine),
     }
+
+
+def _flag_names(engine: Engine) -> Json:
+    """How each field is written on the command line: a name before its value, or for a switch a name per value."""
+    names: Json = {}
+    for flag in (CONTEXT, QUANT, *engine.flags):
+        if flag.names and flag.metavar:
+            names.setdefault(flag.key, flag.names[0])
+        elif flag.names and isinstance(names.setdefault(flag.key, {}), dict):
+            names[flag.key].setdefault(str(flag.value).lower(), flag.names[0])
+    return names
 
 
 def _control_json(flag: Flag, control: Control) -> Json:
@@ -343,6 +386,12 @@ CALLS: dict[str, Call] = {
         "Check whether a model fits this machine, or another one",
         is_long=True,
     ),
+    "ladder": Call(
+        requests.LADDER,
+        _ladder,
+        "Check every quantisation of a model: size, verdict, speed, context and quality loss",
+        is_long=True,
+    ),
     "plan": Call(
         requests.PLAN,
         _plan,
@@ -359,6 +408,12 @@ CALLS: dict[str, Call] = {
         requests.SEARCH,
         _search,
         "Search the index: by name, licence, size, quality, and whether models fit a machine",
+        is_long=True,
+    ),
+    "upgrades": Call(
+        requests.UPGRADES,
+        _upgrades,
+        "Count the models that run fully on the GPU at each size of its memory",
         is_long=True,
     ),
     "fit": Call(requests.FIT, _fit, "Check one set of settings against a machine"),

@@ -1,9 +1,8 @@
 """The catalog on a machine, card by card, for a task. Requests for the same machine share the work.
 
-First the best models for the task are looked for, as `edgekit recommend` does; the models that this plans get their
-cards on the way. A separate process makes the cards, so that the page's sliders do not wait for them. The process ends
-when it has been idle for a while, and when the server is gone, which closes its pipe. If no process can be started, a
-thread makes the cards.
+First the best models for the task are looked for, as `edgekit recommend` does; their cards come first. A separate
+process makes the cards, so that the page's sliders do not wait for them. It ends when it has been idle for a while, and
+when the server is gone, which closes its pipe. If no process can be started, a thread makes the cards.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from edgekit.app.recommend import recommend
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.errors import CancelledError, EdgekitError
-from edgekit.index import most_used, read_index
+from edgekit.index import checked_entries, read_index
 from edgekit.index.resolve import CATALOG
-from edgekit.index.types import Entry, Index, ModelPurpose
+from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.plan.commands import ready_commands
 from edgekit.plan.plan import Plan, make_plan
@@ -51,9 +50,9 @@ from edgekit.web.jobs import PING_S, JobEvent, Wakeup
 from edgekit.web.references import allowed_reference, without_folders
 from edgekit.web.types import CallWatch, WebSettings, reach_of
 
-PICKS = 3  # models that are shown large: the first of `edgekit recommend`
+PICKS = 3  # models that are shown large: those of `edgekit recommend --limit 3`
 # Decks, one for each machine, engine and task; 160 cards take about 400 KB.
-KEPT_MACHINES = 8
+KEPT_MACHINES = 16
 MOST_FOLLOWED = 16  # decks whose cards are being streamed
 # A deck's age at which it is made again: files that the user added may have changed.
 KEPT_S = 3600.0
@@ -97,7 +96,7 @@ class Deck:
         return self.is_done or bool(self.fault)
 
     def take_over(self) -> None:
-        """Takes the cards that the machine has already: of an earlier start, or made for another task."""
+        """Uses the cards that exist for this machine: from an earlier start, or made for another task."""
         picks = self.made.picks.get(self.task.value)
         if picks is not None:
             self.set_picks(picks)
@@ -136,9 +135,8 @@ class Cards:
         self._lock = threading.RLock()
         self._decks: OrderedDict[Hashable, Deck] = OrderedDict()
         self._machines: WeakValueDictionary[Hashable, MachineCards] = WeakValueDictionary()
-        self._followed: set[Deck] = (
-            set()
-        )  # including decks no longer in _decks, and those made ahead
+        # Including decks no longer in _decks, and those made ahead.
+        self._followed: set[Deck] = set()
         self._numbers = itertools.count(1)
         self._worker: CardWorker | None = None
         self._closed = False
@@ -186,7 +184,7 @@ class Cards:
         return deck
 
     def view(self, deck: Deck) -> DeckView:
-        """What is known of the deck now."""
+        """A snapshot of the deck."""
         with self._lock:
             cards = {str(card["id"]): for_task(card, deck.task) for card in deck.cards}
             return DeckView(deck.request, deck.task, deck.entries, deck.picks, cards)
@@ -260,7 +258,7 @@ class Cards:
                         _start_thread(lambda: self._store(deck))
 
     def _pause(self, deck: Deck) -> None:
-        """Takes the deck's order back from the worker."""
+        """Cancels the deck's order."""
         deck.is_begun = False
         if self._worker is not None:
             self._worker.send(Cancellation(deck.number))
@@ -356,7 +354,7 @@ class Cards:
 
 
 class CardOrder(NamedTuple):
-    """Tells the worker to make the cards of a request, except those that are made already."""
+    """An order to the worker: the cards of a request, except those that exist already."""
 
     number: int
     request: Request
@@ -375,11 +373,11 @@ Made = Card | Picks | None  # None: the end
 
 
 class Pause(NamedTuple):
-    """The search for the best models made room for another order, and starts again later."""
+    """The search for the best models was interrupted by another order. It starts again later."""
 
 
 class Cancellation(NamedTuple):
-    """Tells the worker to forget the order with this number."""
+    """Cancels the order with this number."""
 
     number: int
 
@@ -513,8 +511,7 @@ def work(connection: Connection, *, settings: WebSettings, idle_s: float = IDLE_
                 if isinstance(message, Cancellation):
                     orders.pop(message.number, None)
                 else:
-                    send = partial(_send_made, connection, message.number)
-                    made = maker.order(message, send, is_waited_for=partial(connection.poll, 0))
+                    made = maker.order(message, is_waited_for=partial(connection.poll, 0))
                     orders[message.number] = message.is_urgent, made
             if not orders:
                 return
@@ -529,10 +526,6 @@ def work(connection: Connection, *, settings: WebSettings, idle_s: float = IDLE_
                     del orders[number]
 
 
-def _send_made(connection: Connection, number: int, made: Made) -> None:
-    connection.send((number, made))
-
-
 class Maker:
     """Makes cards. Models stay open for the next machine."""
 
@@ -545,27 +538,22 @@ class Maker:
     def order(
         self,
         order: CardOrder,
-        send: Callable[[Made], None],
         *,
         is_waited_for: Callable[[], bool] = lambda: False,
     ) -> Iterator[Made | Pause]:
         """The best models for the task and their cards, then the other cards.
 
-        `send` gets the cards that are made while the best models are looked for: of those that are planned on the way.
         The search of an order that is not urgent pauses if the worker is waited for.
         """
         index = read_index()
         checked = checked_entries(index)
-        checked_ids = {entry.id for entry in checked if not entry.is_users}
         done = set(order.made_ids)
-        early: dict[str, Card] = {}  # planned during the search
+        # Made during the search; their cards come after those of the picks.
+        planned: dict[str, tuple[Entry, Plan]] = {}
 
         def on_plan(entry: Entry, plan: Plan) -> None:
-            if entry.id not in done and entry.id not in early and not entry.is_users:
-                early[entry.id] = self._planned_card(entry, plan)
-                if entry.id in checked_ids:
-                    done.add(entry.id)
-                    send(early[entry.id])
+            if entry.id not in done and not entry.is_users:
+                planned[entry.id] = entry, plan
             if not order.is_urgent and is_waited_for():
                 raise CancelledError("another order is waiting")
 
@@ -577,27 +565,28 @@ class Maker:
                 yield Pause()
             else:
                 yield Picks(picks)
-        for name in picks:
-            if name in early and name not in done:
+        checked_ids = {entry.id for entry in checked if not entry.is_users}
+        for name in (*picks, *(name for name in planned if name in checked_ids)):
+            if name in planned and name not in done:
                 done.add(name)
-                yield early[name]
+                yield self._planned_card(*planned[name])
         request = replace(order.request, purpose=order.request.purpose or ModelPurpose.CHAT)
         picked = [entry for entry in index.entries if entry.id in picks]
         yield from self.cards(request, picked, frozenset(done))
         yield from self.cards(request, checked, frozenset({*done, *picks}))
 
     def _picks(self, request: Request, on_plan: OnPlan) -> tuple[str, ...]:
-        """The first of `edgekit recommend` for the task; none if nothing fits, or nothing can run there.
+        """The models of `edgekit recommend --limit 3` for the task; none if nothing fits, or nothing can run there.
 
         Raises CancelledError if `on_plan` does.
         """
         try:
-            best = recommend(request, self._session, on_plan=on_plan)
+            best = recommend(replace(request, limit=PICKS), self._session, on_plan=on_plan)
         except CancelledError:
             raise
         except EdgekitError:
             return ()  # each card says why
-        return tuple(suggestion.entry.id for suggestion in best.suggestions[:PICKS])
+        return tuple(suggestion.entry.id for suggestion in best.suggestions)
 
     def cards(
         self, request: Request, entries: Iterable[Entry], made_ids: frozenset[str] = frozenset()
@@ -650,19 +639,6 @@ class Maker:
                 return model
         opened = self._open_entry(entry, engine)
         return ResolvedModel(name=entry.id, entry=entry, found=opened)
-
-
-CHECKED_MODELS = 160  # of EdgeKit's own: about a minute of planning
-
-
-def checked_entries(index: Index) -> list[Entry]:
-    """The models that the page checks by itself: the user's own, and the most used ones whose layers are known.
-
-    Base models are not among them: they have no purpose.
-    """
-    users = [entry for entry in index.entries if entry.is_users]
-    known = (entry for entry in index.entries if not entry.is_users and entry.forms and entry.kinds)
-    return [*users, *most_used(known)[:CHECKED_MODELS]]
 
 
 def sort_entries(

@@ -19,7 +19,7 @@ from edgekit.web.types import Json
 
 Card = Json
 
-FORMAT = 1  # of stored cards: one more whenever what a card has changes
+FORMAT = 1  # of stored cards; increase it whenever the fields of a card change
 # A card has about 3 KB.
 CARDS = AnswerStore(name="cards", max_bytes=4 * 1024 * 1024, most_files=16)
 MOST_CARDS = 1_000  # of one machine
@@ -35,10 +35,10 @@ class MachineCards:
     key: str | None = None  # of the stored answer; None: not stored
     cards: dict[str, Card] = field(default_factory=dict, repr=False)  # by the model's id
     picks: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by task
-    is_stored: bool = True  # as they are
+    is_stored: bool = True  # no change since they were written
 
     def to_store(self, users_ids: frozenset[str]) -> Json | None:
-        """What has to be written now; None if there is nothing new. Cards of the user's models depend on files."""
+        """The content to write; None if nothing is new. Without the user's models, whose files may change."""
         if self.is_stored or self.key is None:
             return None
         self.is_stored = True
@@ -47,10 +47,10 @@ class MachineCards:
 
 
 def stored_cards(request: Request, entries: Sequence[Entry]) -> MachineCards:
-    """The cards of an earlier start of the server; none if something that they depend on has changed."""
+    """The cards stored by an earlier start of the server; none if anything they depend on has changed."""
     try:
         key = cards_key(request, entries)
-    except EdgekitError:  # the engine's version is not one: each card says so
+    except EdgekitError:  # the engine's version is invalid: each card says so
         return MachineCards()
     made = MachineCards(key=key)
     answer = CARDS.read(key)
@@ -84,7 +84,7 @@ def _are_picks(names: object) -> bool:
 def cards_key(request: Request, entries: Sequence[Entry]) -> str:
     """A hash of everything that the cards depend on, besides the files of the user's models.
 
-    Raises UsageError if the version of the engine is set to something else.
+    Raises UsageError if the engine's version is invalid.
     """
     file = index_file()
     status = file.path.stat()
@@ -101,11 +101,11 @@ def code_stamp() -> int:
     for folder, _, names in os.walk(Path(edgekit.__file__).parent):
         for name in names:
             if name.endswith((".py", ".json", ".tsv")):
-                newest = max(newest, os.stat(f"{folder}/{name}").st_mtime_ns)  # noqa: PTH116
+                newest = max(newest, Path(folder, name).stat().st_mtime_ns)
     return newest
 
 
 def identity_of(entries: Sequence[Entry]) -> Any:
-    """What tells one index from another in memory: the file, and the user's models with their contents."""
+    """A key that identifies the index in memory: its file, and the user's models with their contents."""
     users = repr([(entry, entry.header) for entry in entries if entry.is_users])
     return id(index_file()), users

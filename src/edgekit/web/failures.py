@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from html import escape
 from typing import Any
 
 from pydantic import BaseModel
@@ -72,14 +71,6 @@ _MESSAGES = {
     "finite_number": "must be a whole number",
     "list_type": "must be one value or a list",
 }
-_PAGE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>{title} - EdgeKit</title></head>
-<body><main><h1>{title}</h1><p>{text}</p><p><a href="{link}">{link_text}</a></p></main></body>
-</html>
-"""
 
 Responses = dict[int | str, dict[str, Any]]  # OpenAPI's, by status
 Fault = Mapping[str, Any]  # one of pydantic's errors
@@ -90,7 +81,7 @@ class Problem(BaseModel):
 
     type: str
     message: str
-    about: str | None = None  # model, engine, machine, settings, cache_types
+    about: str | None = None  # model, engine, machine, ram, settings, cache_types
 
 
 class Failure(BaseModel):
@@ -125,12 +116,16 @@ def status_of(error: EdgekitError, *, network: bool = True) -> int:
     return 404 if status == 502 and not network else status
 
 
+def fault_words(faults: Sequence[Fault]) -> str:
+    """The name of each invalid field, and what is wrong with it."""
+    return "; ".join(_message(fault) for fault in faults[:5]) or "invalid request"
+
+
 def unreadable_answer(faults: Sequence[Fault]) -> JSONResponse:
-    """The response to an invalid request: the name of each field, and what is wrong with it."""
-    message = "; ".join(_message(fault) for fault in faults[:5])
+    """The response to an invalid request."""
     parts = {_PARTS.get(_name(fault).partition(".")[0], "settings") for fault in faults}
     part = parts.pop() if len(parts) == 1 else ""
-    return JSONResponse(failure_json("UsageError", message or "invalid request", part), 400)
+    return JSONResponse(failure_json("UsageError", fault_words(faults), part), 400)
 
 
 def _name(fault: Fault) -> str:
@@ -156,12 +151,3 @@ def _message(fault: Fault) -> str:
     else:
         problem = str(fault.get("msg", "invalid")).removeprefix("Value error, ")[:200]
     return f"{name}: {problem}" if name else problem
-
-
-def small_page(
-    title: str, text: str, *, link: str = "/", link_text: str = "Back to EdgeKit"
-) -> str:
-    """An HTML page with a title, a paragraph and a link."""
-    return _PAGE.format(
-        title=escape(title), text=escape(text), link=escape(link), link_text=escape(link_text)
-    )

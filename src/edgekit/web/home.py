@@ -1,4 +1,4 @@
-"""The home page's models in one answer: the order, the best ones, and the cards that are made already."""
+"""The data of the home page: the models in order, the best ones, and the cards that exist already."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from edgekit.index.titles import publisher_of, title_of
 from edgekit.index.types import Entry
 from edgekit.plan.recommend import suits_task
-from edgekit.report.hardware import machine_label
 from edgekit.report.json import SCHEMA, fields
+from edgekit.report.machine_label import machine_label
 from edgekit.web.types import Json
 
 if TYPE_CHECKING:
     from edgekit.web.cards import DeckView
 
-# What a row of the page's table needs of a card; the rest comes with the events.
+# Fields of a card that a row of the table needs; cards with all fields are sent as events.
 _CARD = (
     "status", "headline", "variant", "is_good", "is_notable", "is_quick", "is_preferred", "rank", "worth",
     "context_tokens", "max_context", "cache", "download_bytes", "required_bytes", "available_bytes", "way", "runs_on",
@@ -25,7 +25,7 @@ _BAR = ("memory", "total_bytes", "available_bytes", "required_bytes", "status")
 
 
 def home_json(deck: DeckView, *, known: int) -> Json:
-    """`known`: how many models the index has. The cards of the best models are complete."""
+    """`known`: number of models in the index. The cards of the best models have all fields."""
     machine, picks = deck.request.find_machine(), deck.picks
     return {
         "schema": SCHEMA,

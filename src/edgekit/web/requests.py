@@ -215,6 +215,7 @@ _TABLE: Fields = {
         Word, "only models for this task: chat, code, reasoning, embedding or vision"
     ),
     "family": _optional(Word, "only models of this family: qwen3, llama-3.1, gemma"),
+    "theme": _optional(Word, "colours of the picture: light (default) or dark"),
     "checked": _optional(bool, "only the models that the page checks by itself: the most used"),
 }
 
@@ -251,14 +252,10 @@ ESTIMATE = _call_fields(
     "users device vram per_layer",
     one_engine=True,
 )
-CHECK = _call_fields(
-    "CheckRequest",
-    "model engine",
-    _CHECKED,
-    _CHECK,
-    "min_speed prompt_tokens users",
-    _MACHINE,
-)
+_CHECK_FIELDS = ("model engine", _CHECKED, _CHECK, "min_speed prompt_tokens users", _MACHINE)
+CHECK = _call_fields("CheckRequest", *_CHECK_FIELDS)
+LADDER = _call_fields("LadderRequest", *_CHECK_FIELDS)
+PICTURE = _call_fields("PictureRequest", *_CHECK_FIELDS, "theme")
 PLAN = _call_fields(
     "PlanRequest",
     "model engine",
@@ -277,6 +274,7 @@ RECOMMEND = _call_fields(
     _MACHINE,
     one_engine=True,
 )
+UPGRADES = _call_fields("UpgradesRequest", "task", _PLANNED, _MACHINE, one_engine=True)
 FIT = _call_fields("FitRequest", "model engine", _CHECKED, _CHECK, "users", _MACHINE)
 CURVES = _call_fields("CurvesRequest", "model engine", _CHECKED, _CHECK, _MACHINE, "points")
 HARDWARE = _call_fields("HardwareRequest", _DESCRIBED)

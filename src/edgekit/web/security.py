@@ -19,12 +19,14 @@ from urllib.parse import parse_qsl, quote, urlencode
 from starlette.requests import ClientDisconnect, cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgekit.report.picture import error_badge_svg
 from edgekit.server.bodies import BodyProblem, read_body, replayed, respond
 from edgekit.server.clients import Places, Rates
 from edgekit.server.hosts import LOOPBACK_NAMES, is_named, is_same_site
 from edgekit.server.requests import CLOSE, MAX_HEAD_BYTES, Header, RequestHead, content_headers
-from edgekit.web.failures import UNEXPECTED, failure_json, small_page
-from edgekit.web.types import MAX_BODY_BYTES, WebSettings
+from edgekit.web.failures import UNEXPECTED, failure_json
+from edgekit.web.small_pages import STYLE_SOURCE, small_page
+from edgekit.web.types import EVENTS, MAX_BODY_BYTES, WebSettings
 
 MAX_QUERY_BYTES = 16 * 1024  # a link that restores a page with every flag set has 2 KB
 BODY_TIMEOUT_S = 10.0
@@ -34,12 +36,19 @@ LONG_TOKEN_CHARS = 16  # too long to guess at any rate
 CALLS_EACH, MOST_CALLS = 32, 256
 STREAMS_EACH, MOST_STREAMS = 16, 128
 HEALTH = "/healthz"
-EVENTS = "/events"  # the path of every event stream ends with it
 DOCS = "/api/docs"  # a page, although its path looks like a call
+IMAGES = ("/picture.svg", "/badge.svg")  # calls, although their paths look like pages
+SVG = "image/svg+xml"
+FORM = b"application/x-www-form-urlencoded"
 
 CONTENT_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    f"default-src 'none'; script-src 'self'; style-src 'self' {STYLE_SOURCE}; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+# The page with a field for the token: no scripts, and its form may only be sent to this server.
+TOKEN_PAGE_POLICY = (
+    f"default-src 'none'; style-src {STYLE_SOURCE}; img-src data:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 HEADERS: tuple[Header, ...] = (
     (b"content-security-policy", CONTENT_POLICY.encode()),
@@ -49,6 +58,9 @@ HEADERS: tuple[Header, ...] = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
 )
+
+# An SVG that is opened by itself is a document: it may not load or run anything.
+IMAGE_POLICY = b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
 
@@ -63,6 +75,7 @@ class Refusal:
     kind: str
     message: str
     headers: tuple[Header, ...] = ()
+    asks_token: bool = False  # its page has a field for the token
 
 
 TOO_MANY = Refusal(
@@ -113,11 +126,22 @@ class PageRequest(RequestHead):
 
     @property
     def is_call(self) -> bool:
-        return self.path.startswith("/api/") and self.path != DOCS
+        return self.is_image or (self.path.startswith("/api/") and self.path != DOCS)
+
+    @property
+    def is_image(self) -> bool:
+        return self.path in IMAGES
 
     @property
     def is_stream(self) -> bool:
         return self.is_call and self.path.endswith(EVENTS)
+
+    @property
+    def is_form(self) -> bool:
+        """Whether it is the form of the page that asks for the token."""
+        kind = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        is_page = not self.is_call and self.path != HEALTH
+        return self.method == "POST" and is_page and kind == FORM
 
     @property
     def address(self) -> str:
@@ -146,6 +170,10 @@ class Security:
         head = PageRequest.from_scope(scope)
         answer = _Answer(head, send)
         refusal = self._refusal(head)
+        token = self._token
+        has_token_in_body = token is not None and head.is_form
+        if refusal is None and token is not None and not has_token_in_body:
+            refusal = token.refusal(head)
         if refusal is not None:
             await answer.refuse(refusal)
             return
@@ -158,6 +186,9 @@ class Security:
         if isinstance(body, BodyProblem):
             refusal = TOO_LARGE if body is BodyProblem.TOO_LARGE else TOO_SLOW
             await answer.refuse(refusal, unread=receive)
+            return
+        if token is not None and has_token_in_body:
+            await answer.refuse(token.answer_to_form(head, body))
             return
         buffered = replayed(body, receive) if body else receive
         if not head.is_call:
@@ -173,7 +204,7 @@ class Security:
             places.leave(head.client)
 
     def _refusal(self, head: PageRequest) -> Refusal | None:
-        """The first rule that the request breaks."""
+        """The first rule that the request breaks. The token is checked later."""
         if not self._rates.take(head.client):
             return TOO_MANY
         if len(head.query) > MAX_QUERY_BYTES:
@@ -188,7 +219,7 @@ class Security:
             return WRONG_HOST  # an attempt at DNS rebinding
         if head.is_call and not is_same_site(head):
             return CROSS_SITE
-        return None if self._token is None else self._token.refusal(head)
+        return None
 
     async def _forward(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         """Calls the application, and answers for it if it fails before its response has begun.
@@ -218,15 +249,30 @@ def malformed_answer() -> tuple[tuple[Header, ...], bytes]:
 
 
 def _content(refusal: Refusal, head: PageRequest | None) -> tuple[tuple[Header, ...], bytes]:
-    """The refusal's headers and body: JSON, or a small HTML page for a request that is not a call."""
-    if head is None or head.is_call:
+    """The refusal's headers and body: JSON, an image, or a small HTML page for a request that is not a call."""
+    if head is not None and head.is_image:
+        kind, text = SVG.encode(), error_badge_svg(refusal.message)
+    elif head is None or head.is_call:
         kind, text = b"application/json", json.dumps(failure_json(refusal.kind, refusal.message))
     else:
-        title = HTTPStatus(refusal.status).phrase
         kind = b"text/html; charset=utf-8"
-        text = small_page(title, refusal.message, link=head.address, link_text="Try again")
+        text = small_page(
+            "Token required" if refusal.asks_token else HTTPStatus(refusal.status).phrase,
+            refusal.message,
+            link=head.address,
+            link_text="Try again",
+            form_action=head.address if refusal.asks_token else None,
+        )
     body = text.encode()
-    return (*content_headers(kind, body), *refusal.headers), body
+    policy = ((b"content-security-policy", TOKEN_PAGE_POLICY.encode()),) * refusal.asks_token
+    return (*content_headers(kind, body), *refusal.headers, *policy), body
+
+
+def _headers(head: PageRequest) -> Iterator[Header]:
+    """The headers that every response has; images have a policy of their own."""
+    for name, value in HEADERS:
+        is_policy = head.is_image and name == b"content-security-policy"
+        yield name, IMAGE_POLICY if is_policy else value
 
 
 class _Answer:
@@ -240,11 +286,11 @@ class _Answer:
         """Passes on a message of the application, and adds headers to the first."""
         if message["type"] == "http.response.start":
             self.has_begun = True
-            headers: list[Header] = [*message.get("headers", ()), *HEADERS]
-            if b"cache-control" not in {name for name, _ in headers}:
-                headers.append(
-                    (b"cache-control", b"no-store" if self.head.is_call else b"no-cache")
-                )
+            headers: list[Header] = list(message.get("headers", ()))
+            names = {name for name, _ in headers}
+            cached = (b"cache-control", b"no-store" if self.head.is_call else b"no-cache")
+            more = (*_headers(self.head), cached)
+            headers.extend(header for header in more if header[0] not in names)
             message = {**message, "headers": headers}
         await self._send(message)
 
@@ -271,38 +317,56 @@ class Token:
     def refusal(self, head: PageRequest) -> Refusal | None:
         """Why the request is refused; None if it is let in.
 
-        A page with the token in its address is redirected to the address without it, and gets the cookie.
+        A page with the token in its address is redirected to the address without it, and gets the cookie. The form is
+        not decided here, because its token is in the body.
         """
         if head.path == HEALTH:
             return None
         sent_token = head.bearer
-        is_bearer = sent_token is not None
-        if not (is_bearer or head.is_call):
+        if sent_token is not None:
+            return self._check(head, sent_token)
+        if not head.is_call:
             text = dict(parse_qsl(head.query.decode("latin-1"))).get("token")
-            sent_token = None if text is None else text.encode()
+            if text is not None:
+                return self._check(head, text.encode()) or self._exchange(head)
+        return None if self._has_cookie(head) else _token_refusal(head, "a token is required")
+
+    def answer_to_form(self, head: PageRequest, body: bytes) -> Refusal:
+        """The answer to the form of the page that asks for the token: like that to a token in the address.
+
+        What is pasted may also be the whole address that edgekit web printed.
+        """
+        text = dict(parse_qsl(body.decode("latin-1"))).get("token", "")
+        token = text.rpartition("token=")[2].partition("&")[0].strip().encode()
+        return self._check(head, token) or self._exchange(head)
+
+    def _has_cookie(self, head: PageRequest) -> bool:
         cookie = cookie_parser(head.headers.get(b"cookie", b"").decode("latin-1"))
-        has_cookie = hmac.compare_digest(
-            cookie.get(self._cookie, "").encode(), self._value.encode()
-        )
-        if sent_token is None:
-            return None if has_cookie else _token_refusal(head, "a token is required")
-        if not has_cookie:
-            may_guess = self._guesses.has(head.client)
-            is_right = hmac.compare_digest(sent_token, self._token)
-            if not is_right or not (may_guess or self._is_long):
-                self._guesses.take(head.client)
-                return _token_refusal(head, "the token is wrong") if may_guess else TOO_MANY
-        if is_bearer:
+        return hmac.compare_digest(cookie.get(self._cookie, "").encode(), self._value.encode())
+
+    def _check(self, head: PageRequest, sent_token: bytes) -> Refusal | None:
+        """Why this token is refused; None if it is right, or not needed because of the cookie."""
+        if self._has_cookie(head):
             return None
-        new_cookie = f"{self._cookie}={self._value}; Path=/; HttpOnly; SameSite=Strict"
-        headers = ((b"location", head.address.encode()), (b"set-cookie", new_cookie.encode()))
+        may_guess = self._guesses.has(head.client)
+        is_right = hmac.compare_digest(sent_token, self._token)
+        if is_right and (may_guess or self._is_long):
+            return None
+        self._guesses.take(head.client)
+        return _token_refusal(head, "the token is wrong") if may_guess else TOO_MANY
+
+    def _exchange(self, head: PageRequest) -> Refusal:
+        """Sets the cookie, and redirects to the address without the token."""
+        cookie = f"{self._cookie}={self._value}; Path=/; HttpOnly; SameSite=Strict"
+        headers = ((b"location", head.address.encode()), (b"set-cookie", cookie.encode()))
         return Refusal(303, "", "Token accepted.", headers)
 
 
 def _token_refusal(head: PageRequest, problem: str) -> Refusal:
     if not head.is_call:
         where = "Open the address that edgekit web printed in its terminal: it contains the token."
-        return Refusal(401, "TokenError", f"{problem.capitalize()}. {where}")
+        text = f"{problem.capitalize()}. {where}"
+        return Refusal(401, "TokenError", text, asks_token=True)
     message = f"{problem}: send Authorization: Bearer TOKEN with the token that edgekit web printed"
     return Refusal(401, "TokenError", message, ((b"www-authenticate", b"Bearer"),))
 

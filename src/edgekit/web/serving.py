@@ -32,7 +32,9 @@ from edgekit.server.requests import MAX_HEAD_BYTES
 from edgekit.web.app import create_app
 from edgekit.web.calls import WebState, machine_now
 from edgekit.web.cards import when_started
+from edgekit.web.lan import lan_hosts
 from edgekit.web.security import busy, malformed_answer
+from edgekit.web.specification import Specification
 from edgekit.web.types import DEFAULT_PORT, WebSettings
 
 if TYPE_CHECKING:
@@ -77,6 +79,16 @@ def address_of(settings: WebSettings, path: str = "/", **fields: str) -> str:
     return f"{base}?{query}" if query else base
 
 
+def lan_addresses_of(settings: WebSettings, path: str = "/", **fields: str) -> tuple[str, ...]:
+    """The URLs of a page for other devices in this network, the likeliest first. Empty on loopback."""
+    if settings.is_loopback:
+        return ()
+    return tuple(
+        address_of(replace(settings, host=host), path, **fields)
+        for host in lan_hosts(settings.host)
+    )
+
+
 def serve(
     settings: WebSettings, listening: socket.socket, *, on_ready: Callable[[WebSettings], None]
 ) -> None:
@@ -84,7 +96,13 @@ def serve(
 
     def ready(settled: WebSettings) -> None:
         on_ready(settled)
-        warm(server.state)
+        cards = server.state.cards
+        warm(
+            # the models on this machine, for the first visit: the worker's process checks them
+            lambda: cards.make_ahead(complete(Request(machine=machine_now(Request())))),
+            lambda: complete_name("qwen3"),
+            server.specification.document,
+        )
 
     server = make_server(settings, listening, on_ready=ready)
     server.run(sockets=[listening])
@@ -118,17 +136,27 @@ def make_server(
         timeout_graceful_shutdown=GRACE_S,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
-    return PageServer(config, app.state.edgekit, on_ready=lambda: on_ready(settings))
+    return PageServer(
+        config,
+        app.state.edgekit,
+        app.state.specification,
+        on_ready=lambda: on_ready(settings),
+    )
 
 
 class PageServer(uvicorn.Server):
     """uvicorn's server with a graceful end: jobs and streams get a last event, and a signal means exit code 0."""
 
     def __init__(
-        self, config: uvicorn.Config, state: WebState, *, on_ready: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        state: WebState,
+        specification: Specification,
+        *,
+        on_ready: Callable[[], None],
     ) -> None:
         super().__init__(config)
-        self.state, self._on_ready = state, on_ready
+        self.state, self.specification, self._on_ready = state, specification, on_ready
         self.is_ending = False
         self.fault: EdgekitError | None = None
 
@@ -198,19 +226,11 @@ class PageProtocol(PatientProtocol):
     answers = FixedAnswers(busy=busy, malformed=malformed_answer)
 
 
-def warm(state: WebState | None = None) -> threading.Thread:
-    """Runs the steps in a thread, then checks the models on this machine, in the worker's process, for the first visit.
-
-    An error is reported later, by the request that needs the result.
-    """
-    steps = [*_STEPS]
-    if state is not None:
-        cards = state.cards
-        steps.append(lambda: cards.make_ahead(complete(Request(machine=machine_now(Request())))))
-        steps.append(lambda: complete_name("qwen3"))
+def warm(*more: Callable[[], object]) -> threading.Thread:
+    """Runs these steps in a thread, and then more. An error is reported later, by the request that needs the result."""
 
     def run_steps() -> None:
-        for step in steps:
+        for step in (*_STEPS, *more):
             try:
                 step()
             except Exception as error:  # noqa: BLE001 - no request waits for it yet

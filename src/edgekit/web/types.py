@@ -16,6 +16,7 @@ from edgekit.sources.types import Reach
 DEFAULT_PORT = 8421
 MAX_BODY_BYTES = 64 * 1024  # a request is a few names and numbers: the longest seen has 2 KB
 LOOPBACK = "127.0.0.1"
+EVENTS = "/events"  # the path of every event stream ends with it
 
 Json = dict[str, Any]
 

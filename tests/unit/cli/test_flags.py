@@ -16,18 +16,18 @@ from edgekit.errors import UsageError
 MODEL = "qwen3-0.6b"
 CARD = ("--device", "RTX 4090")
 COMMANDS_OF: dict[str, set[str]] = {
-    "--device": {"check", "plan", "recommend", "search", "compare", "estimate", "hardware"},
-    "--gpu": {"check", "plan", "recommend", "search", "compare", "estimate", "hardware"},
-    "--vram": {"check", "plan", "recommend", "search", "compare", "estimate", "hardware"},
-    "--ram": {"check", "plan", "recommend", "search", "compare", "hardware"},
-    "--cpu": {"check", "plan", "recommend", "search", "compare", "estimate", "hardware"},
-    "--quant": {"check", "plan", "search", "compare", "estimate", "inspect", "verify", "run", "serve"},
+    "--device": {"check", "share", "plan", "recommend", "search", "compare", "estimate", "hardware"},
+    "--gpu": {"check", "share", "plan", "recommend", "search", "compare", "estimate", "hardware"},
+    "--vram": {"check", "share", "plan", "recommend", "search", "compare", "estimate", "hardware"},
+    "--ram": {"check", "share", "plan", "recommend", "search", "compare", "hardware"},
+    "--cpu": {"check", "share", "plan", "recommend", "search", "compare", "estimate", "hardware"},
+    "--quant": {"check", "share", "plan", "search", "compare", "estimate", "inspect", "verify", "run", "serve"},
     "--users": {"check", "plan", "recommend", "search", "compare", "estimate", "serve"},
     "--min-context": {"check", "plan", "recommend", "search", "compare", "run", "serve"},
-    "--min-speed": {"check", "plan", "recommend", "search"},
-    "--acceptance": {"check", "plan"},
-    "--job": {"check", "plan", "recommend", "search"},
-    "-c": {"check", "plan", "recommend", "search", "compare", "estimate", "verify", "run", "serve"},
+    "--min-speed": {"check", "share", "plan", "recommend", "search"},
+    "--acceptance": {"check", "share", "plan"},
+    "--job": {"check", "share", "plan", "recommend", "search"},
+    "-c": {"check", "share", "plan", "recommend", "search", "compare", "estimate", "verify", "run", "serve"},
     "-ctk": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},
     "-ctv": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},
     "-ngl": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},
@@ -141,7 +141,7 @@ def test_flag_of_other_commands_is_an_error_that_names_them(
     usage, message = usage_error(capsys, "run", MODEL, "--ram", "8G")
     assert usage.startswith("usage: edgekit run MODEL")
     assert message == (
-        "edgekit run: error: run has no flag --ram; it is a flag of recommend, search, plan, check, together, compare, hardware"
+        "edgekit run: error: run has no flag --ram; it is a flag of recommend, search, plan, check, share, together, compare, hardware"
     )
 
 

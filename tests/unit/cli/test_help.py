@@ -46,7 +46,7 @@ def test_serve_help_does_not_mention_metrics() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["check", "plan", "recommend", "search", "estimate", "compare", "run", "serve"]
+    "name", ["check", "share", "plan", "recommend", "search", "estimate", "compare", "run", "serve"]
 )
 def test_examples_in_help_parse_and_name_known_models_and_machines(name: str) -> None:
     text = commands()[name].epilog or ""

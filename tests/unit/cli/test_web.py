@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import segno
 from tests.hub.hub_files import gguf_header, split_header
 from tests.hub.raw_server import RawServer, Request, Send, serve
 from tests.patience import PATIENCE_S, wait_until
@@ -27,8 +28,11 @@ from tests.thoroughness import costly, sampled
 from tests.web.serving import WebProcess, ask, events, start_process
 
 from edgekit.cli import main
+from edgekit.cli.qr import can_show, on_dark, qr_code
+from edgekit.cli.web import _print_lan
 from edgekit.errors import UsageError
-from edgekit.web import serving
+from edgekit.web import lan, serving
+from edgekit.web.lan import lan_hosts
 from edgekit.web.serving import TRIED_PORTS, address_of, listen, show_browser
 from edgekit.web.types import DEFAULT_PORT, WebSettings
 
@@ -75,7 +79,8 @@ def test_web_with_a_file_serves_only_that_file(tmp_path: Path) -> None:
         host = "127.0.0.1"
     with start_process(path, "--offline", "--host", host) as web:
         assert web.address.startswith(f"http://{host}:")
-        assert web.ready.keys() == {"event", "url", "token", "pid"}
+        assert web.ready.keys() == {"event", "url", "addresses", "token", "pid"}
+        assert web.ready["addresses"] == [web.ready["url"]]
         assert (web.ready["event"], web.ready["token"]) == ("ready", None)
         assert web.ready["pid"] == web.process.pid
         url = urlsplit(web.ready["url"])
@@ -137,6 +142,9 @@ def test_requested_port_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -
         (("--models-dir", ""), 4, "--models-dir: no such folder: ''"),
         (("--models-dir", "~no-such-user/x"), 4, "--models-dir: no such folder: '~no-such"),
         (("--port", "0", "a", "b"), 2, "unexpected argument: b"),
+        (("--qr",), 2, "other devices cannot reach 127.0.0.1; to let them, add --host 0.0.0.0"),
+        (("--qr", "--host", "0.0.0.0", "--json"), 2, "--qr prints a picture and --json only JSON"),
+        (("--qr", "--host", "0.0.0.0", "--no-qr"), 2, "--qr and --no-qr exclude each other"),
     ],
 )
 def test_error_message_and_exit_code(
@@ -363,3 +371,100 @@ def test_missing_package_is_named() -> None:
     assert completed.returncode == 0, completed.stderr
     for line, missing in zip(completed.stderr.splitlines(), ("fastapi", "uvicorn"), strict=True):
         assert f"the page needs {missing}: pip install 'edgekit-models[web]'" in line
+
+
+# --- addresses for other devices
+
+LAN = "192.168.1.20"
+URL = f"http://{LAN}:8421/?token=" + "a" * 32
+
+
+@pytest.fixture
+def interfaces(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[int, str]]]:
+    """The network interfaces of this machine, without a default route."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    monkeypatch.setattr(lan, "_interfaces", lambda: found)
+    monkeypatch.setattr(lan, "_address_to_elsewhere", lambda _: None)
+    return found
+
+
+def test_lan_hosts_lists_private_addresses_first(
+    interfaces: dict[str, list[tuple[int, str]]],
+) -> None:
+    v4, v6 = socket.AF_INET, socket.AF_INET6
+    interfaces |= {
+        "lo": [(v4, "127.0.0.1"), (v6, "::1")],
+        "ppp0": [(v4, "8.8.8.8")],
+        "docker0": [(v4, "172.17.0.1")],
+        "vEthernet (WSL)": [(v4, "172.20.0.1")],
+        "eth0": [(v4, "10.0.0.5"), (v6, "fe80::1%eth0"), (v6, "fd00::5"), (v4, "169.254.3.4")],
+        "wlan0": [(v4, LAN), (v6, "2a00:1450::1"), (17, "00:00:5e:00:53:01")],
+    }
+    assert lan_hosts("0.0.0.0") == ("10.0.0.5", LAN, "8.8.8.8")
+    assert lan_hosts("::") == ("fd00::5", "2a00:1450::1")
+    assert lan_hosts(LAN) == (LAN,)
+
+
+def test_lan_hosts_begins_with_the_address_of_the_default_route(
+    monkeypatch: pytest.MonkeyPatch, interfaces: dict[str, list[tuple[int, str]]]
+) -> None:
+    """Also if it looks like one of a virtual network: on Windows the real network may be behind one."""
+    interfaces["eth0"] = [(socket.AF_INET, f"10.0.0.{n}") for n in range(9)]
+    interfaces["vEthernet (bridge)"] = [(socket.AF_INET, LAN)]
+    monkeypatch.setattr(lan, "_address_to_elsewhere", lambda _: LAN)
+    assert lan_hosts("0.0.0.0") == (LAN, "10.0.0.0", "10.0.0.1", "10.0.0.2")
+
+
+def test_lan_hosts_of_this_machine_accept_connections() -> None:
+    with listen("0.0.0.0", 0) as listening:
+        for host in lan_hosts("0.0.0.0"):
+            port = listening.getsockname()[1]
+            socket.create_connection((host, port), PATIENCE_S).close()
+
+
+def test_ready_event_has_the_addresses_for_other_devices() -> None:
+    setup = f"from edgekit.web import serving; serving.lan_hosts = lambda _: ({LAN!r},)"
+    with start_process("--host", "0.0.0.0", "--offline", setup=setup) as web:
+        url = web.ready["url"]
+        assert url.startswith("http://127.0.0.1:")
+        assert web.ready["addresses"] == [url, url.replace("127.0.0.1", LAN)]
+
+
+def lan_output(capsys: pytest.CaptureFixture[str], addresses: tuple[str, ...], *, qr: bool) -> str:
+    _print_lan(addresses, with_qr=qr, is_required=qr)
+    return capsys.readouterr().out
+
+
+def test_addresses_for_other_devices_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lan_output(capsys, (URL,), qr=False) == f"On other devices in this network:\n  {URL}\n"
+    assert "No network address found" in lan_output(capsys, (), qr=True)
+    code = lan_output(capsys, (URL,), qr=True).splitlines()[2:]
+    assert tuple(code) == qr_code(URL)  # not a terminal: without colours
+
+
+@pytest.mark.parametrize(("columns", "is_shown"), [("41", True), ("40", False)])
+def test_qr_code_is_left_out_of_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str,
+    *,
+    is_shown: bool,
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    _print_lan((URL,), with_qr=True, is_required=False)
+    assert ("█" in capsys.readouterr().out) == is_shown
+
+
+def test_qr_code_has_the_modules_of_the_text() -> None:
+    """Each character is two modules, one above the other. Light ones are drawn."""
+    symbol = segno.make(URL, error="l", micro=False)
+    lines = qr_code(URL)
+    modules = [list(row) for row in symbol.matrix_iter(border=4)]
+    drawn = {"█": (0, 0), "▀": (0, 1), "▄": (1, 0), " ": (1, 1)}
+    for row, line in enumerate(lines):
+        top = modules[2 * row]
+        below = modules[2 * row + 1] if 2 * row + 1 < len(modules) else [1] * len(top)
+        assert [drawn[character] for character in line] == list(zip(top, below, strict=True))
+    assert not can_show("ascii")
+    assert can_show("utf-8")
+    assert on_dark("█") == "\x1b[38;5;231;48;5;16m█\x1b[0m"

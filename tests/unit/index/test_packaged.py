@@ -18,7 +18,7 @@ from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.vllm.types import VllmSetup
-from edgekit.errors import EdgekitError, RefusedError
+from edgekit.errors import EdgekitError, RefusedError, UnknownArchitectureError
 from edgekit.index import index_entries, read_index
 from edgekit.index.database import PACKAGED, index_file
 from edgekit.index.names import find_entry
@@ -149,16 +149,20 @@ def test_bill_of_an_entry_without_its_own_geometry_is_assumed() -> None:
 
 
 @pytest.mark.parametrize("entry", sampled(EXACT, each=12), ids=lambda entry: entry.id)
-def test_every_entry_has_a_bill_by_at_least_one_engine(entry: Entry) -> None:
-    load, bills = Load(context_tokens=min(entry.native_context or 2048, 2048)), []
+def test_every_entry_has_a_bill_or_no_engine_runs_it(entry: Entry) -> None:
+    """Of the second kind is Llama 3.2 Vision, which vLLM has dropped and the others never had."""
+    load = Load(context_tokens=min(entry.native_context or 2048, 2048))
+    bills, refusals = [], []
     for engine in engine_names():
         try:
             model = open_entry(entry, engine).model
             bills.append(engine_named(engine).estimate(model, load, SETUPS[engine]).total_bytes)
+        except (RefusedError, UnknownArchitectureError):
+            refusals.append(engine)
         except EdgekitError:
             continue
-    assert bills
-    assert min(bills) > 0
+    assert bills or len(refusals) >= 2, entry.id  # llama.cpp and vLLM at least
+    assert min(bills, default=1) > 0
 
 
 @pytest.mark.parametrize(

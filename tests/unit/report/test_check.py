@@ -247,11 +247,12 @@ def test_check_text_beyond_the_native_context_has_no_maximum() -> None:
 
 
 NAMES = [
-    "schema", "model", "reference", "headline", "status", "can_load", "context_tokens", "context_asked", "context_because",
+    "schema", "model", "reference", "title", "headline", "status", "can_load", "context_tokens", "context_asked", "context_because",
     "max_context", "way_context", "recommended_context", "native_context",
-    "quantization", "cache", "download_bytes", "step", "speed",
+    "quantization", "cache", "download_bytes", "parameters", "active_parameters", "loss", "step", "speed",
     "first_token_s", "load_s", "min_speed", "is_fast_enough", "fastest", "required_bytes", "available_bytes", "utilization",
-    "engine", "machine", "budgets", "way", "flags", "reasons", "changes", "basis", "estimate", "command", "notes",
+    "engine", "machine", "budgets", "bars", "way", "place", "runs_on", "embeds", "doubt", "from_index", "flags", "reasons",
+    "changes", "basis", "estimate", "command", "commands", "notes",
 ]  # fmt: skip
 BUDGET = {
     "name", "pools", "total_bytes", "free_bytes", "reserve_bytes", "because", "blocked", "available_bytes",

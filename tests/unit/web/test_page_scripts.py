@@ -10,7 +10,7 @@ import pytest
 
 from edgekit.bill.types import Component
 from edgekit.engines import engine_names
-from edgekit.web.app import ASSETS
+from edgekit.web.assets import FOLDER as ASSETS
 
 TEXTS = "texts.js"
 UNITS = "format.js"  # numbers with their units

@@ -36,6 +36,7 @@ from edgekit.engines.llamacpp.placements import placements
 from edgekit.engines.llamacpp.setups import quant_names
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.errors import EdgekitError
+from edgekit.index.repositories import Form, repository_at
 from edgekit.model import OpenModel
 from edgekit.model.types import Model
 from edgekit.sources.quants import SHORT_MIXES
@@ -125,6 +126,12 @@ def file_variants(opened: OpenModel) -> tuple[Variant, ...]:
     stored = replace(as_stored, accuracy=accuracy_of(tag) or stored_accuracy(model))
     candidates = (stored, *(variant for variant in alternatives if variant.name != tag))
     return tuple(sorted(candidates, key=lambda variant: -variant.accuracy))
+
+
+def published_at(label: str, quant: str) -> str:
+    """The repository that the command of a plan loads."""
+    repository = repository_at(label, Form.GGUF, quant)
+    return "" if repository is None else repository.name
 
 
 def at_quant(model: Model, quant: str) -> Model:

@@ -27,6 +27,7 @@ from edgekit.engines.commands import (
     LM_STUDIO_CONTEXT,
     LM_STUDIO_OFFLOAD,
     LM_STUDIO_PARALLEL,
+    OLLAMA,
     Command,
     LmStudioSetting,
     Startup,
@@ -335,7 +336,6 @@ def offload(verdict: Verdict) -> Offload:
     )
 
 
-OLLAMA = "ollama"
 _PATHS = ("/", "./", "../", "~")
 # docs/faq.mdx: cache types, most accurate first, with bits per value
 _CACHE_BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}

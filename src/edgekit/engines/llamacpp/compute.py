@@ -77,6 +77,20 @@ def compute_lines(
     ]
 
 
+def bounding_lines(
+    model: Model, context: Context, placement: TensorPlacement, setup: LlamaCppSetup
+) -> list[MemoryLine]:
+    """Upper bounds of the compute buffers, as certain as the buffers themselves: without simulating the graph."""
+    certainty = _certainty(placement, setup)
+    on_host = (bound_bytes(model, context),)
+    sizes = pool_bounds(model, context, placement, setup) if setup.has_device else on_host
+    graph_pools = pools(len(setup.devices)) if setup.has_device else (HOST,)
+    return [
+        MemoryLine(component=Component.COMPUTE, size_bytes=size, pool=pool, **certainty._asdict())
+        for pool, size in zip(graph_pools, sizes, strict=True)
+    ]
+
+
 def _certainty(placement: TensorPlacement, setup: LlamaCppSetup) -> _Certainty:
     """How well a simulated compute buffer is known: exact where the engine's own figures were recorded."""
     graph = "llama.cpp's largest compute graph"

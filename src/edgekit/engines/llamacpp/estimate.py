@@ -23,6 +23,7 @@ from edgekit.engines.llamacpp.architectures import (
     known_architecture,
 )
 from edgekit.engines.llamacpp.compute import (
+    bounding_lines,
     compute_lines,
     output_line,
     prediction_lines,
@@ -53,6 +54,7 @@ from edgekit.units import MIB, Basis, format_bytes
 if TYPE_CHECKING:
     from edgekit.engines.llamacpp.quantization import Converted
 
+ComputeLines = Callable[[Model, Context, TensorPlacement, LlamaCppSetup], list[MemoryLine]]
 MEASURED_BACKENDS = frozenset({Backend.CPU, Backend.CUDA})
 UNMEASURED_WITHIN = 0.02  # other alignments than CUDA's
 NAME = "llama.cpp"
@@ -102,6 +104,26 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
     """The bill of a model: of the GGUF file itself, or of the GGUF that another format or `setup.mix` would become.
     Raises RefusedError if llama.cpp would not start.
     """
+    return _estimate(model, load, setup, compute_lines)
+
+
+def estimate_bounds(
+    model: Model, load: Load, setup: LlamaCppSetup
+) -> tuple[MemoryEstimate, MemoryEstimate] | None:
+    """The bill without compute buffers, and with upper bounds of them: most of the time is spent on the graph.
+
+    None if other lines depend on the graph, or it runs in another mode than the bounds were compared in.
+    """
+    if setup.ctx_shift or setup.load_mtp or setup.embeddings or len(setup.devices) > 1:
+        return None
+    upper = _estimate(model, load, setup, bounding_lines)
+    others = (line for line in upper.lines if line.component is not Component.COMPUTE)
+    return replace(upper, lines=tuple(others)), upper
+
+
+def _estimate(
+    model: Model, load: Load, setup: LlamaCppSetup, lines_of_graph: ComputeLines
+) -> MemoryEstimate:
     _check_file(model, setup)
     conversion = converted(model, setup.mix)
     loaded = model if conversion is None else conversion.model
@@ -109,7 +131,7 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
     context = resolve(loaded, load, setup)
     placement = place(loaded, setup)
     caches = cache_lines(loaded, context, placement)
-    compute = compute_lines(loaded, context, placement, setup)
+    compute = lines_of_graph(loaded, context, placement, setup)
     lines = (
         *caches,
         output_line(loaded, context),

@@ -563,7 +563,9 @@ def mapped(
         if not on_device and any(span.contains(extent) for span in spans.values()):
             cpu_tensors += 1
         else:
-            billed[copy.tensor.name, copy.pool] = replace(copy, mapped=on_device)
+            billed[copy.tensor.name, copy.pool] = PlacedTensor(
+                tensor=copy.tensor, pool=copy.pool, block=copy.block, mapped=on_device
+            )
     because = (
         f"Metal maps the file from the GPU's first tensor to its last: {cpu_tensors} CPU "
         "tensors in between, padding and whole pages"

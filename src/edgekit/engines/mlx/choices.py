@@ -69,6 +69,12 @@ def at_bits(model: Model, choices: tuple[int, ...] = WEIGHT_BITS) -> tuple[Varia
     )
 
 
+def published_at(label: str, quant: str) -> str:
+    """The repository at these bits ("4 bit")."""
+    repository = repository_at(label, Form.MLX, quant.replace(" ", ""))
+    return "" if repository is None else repository.name
+
+
 def quant_shown(setup: MlxSetup) -> str:
     """The short name of the requested quantisation; empty for recipes and packed experts, which have none."""
     quantize = setup.quantize

@@ -22,7 +22,7 @@ from edgekit.engines.vllm.placements import devices
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError
 from edgekit.formats.quantization import read_quantization
-from edgekit.index.repositories import Form, repositories_of
+from edgekit.index.repositories import Form, original_repository, repositories_of
 from edgekit.model.types import Model
 
 DTYPES = ("auto", "fp8")
@@ -96,6 +96,14 @@ def checkpoint(model: Model, label: str, quant: str, typed: str) -> Variant | No
         return None
     accuracy, _ = _QUANTISED[form]
     return _quantised(model, form, accuracy, repository or repositories[0])
+
+
+def published_at(label: str, quant: str) -> str:
+    """The repository of this form; the publisher's own for another name."""
+    form = next((form for form in _QUANTISED if form.name == quant.upper()), None)
+    if form is None:
+        return original_repository(label)
+    return next(iter(_with_usual_bits(label, form)), "")
 
 
 def _with_usual_bits(label: str, form: Form) -> list[str]:

@@ -1,156 +1,151 @@
-// A fit and a check -> the answer first, then the bars, then every number in a table.
+// A fit and a check -> the answer in one sentence, four figures, and one bar for each memory.
 
-import { bar, COMPONENTS, groupOf, legend, sentence, verdict } from "./bar.js";
+import { bar, legend, sentence, verdict } from "./bar.js";
 import { el } from "./dom.js";
-import { bytes, gib, tokens } from "./format.js";
-import { BARS, COMMON, MODEL } from "./texts.js";
+import { engineNamed, engineWords } from "./engines.js";
+import { gb, gib, gibOf, wholeK } from "./format.js";
+import { COMMON, MODEL } from "./texts.js";
 
-const WEAKEST = ["assumed", "modelled", "asked", "exact"];
+const AUTO = "auto"; // the engine chooses the cache type: not worth showing
+const LITTLE_BYTES = 64 * 1024 ** 2; // less free memory than this is shown as none
 
-/** Bytes as people read them, the exact number for those who point. */
-export function size(n) {
-  return el("span", { title: COMMON.bytes(n), text: bytes(n) });
+/** The fullest memory, as a share of what is usable: it decides the verdict. */
+export const fullest = (bars) =>
+  bars.reduce((most, one) => ((one.utilization ?? Infinity) > (most?.utilization ?? -1) ? one : most), null);
+
+function verbOf({ embeds, engine }) {
+  return embeds ? MODEL.embeds : (engineNamed(engine.name)?.verdicts.passed ?? MODEL.runs);
 }
 
-/** Pool of a line -> what its memory is called on this machine; bars and budgets stand in one order. */
-export function poolNames(fit, check) {
-  const budgets = check?.budgets ?? [];
-  const names = new Map();
-  if (budgets.length === fit.bars.length) {
-    budgets.forEach((budget, i) => budget.pools.forEach((pool) => names.set(pool, fit.bars[i].memory)));
-  }
-  const plain = (pool) => pool.replace(/^device/, MODEL.gpu).replace(/^host$/, MODEL.hostMemory);
-  return (pool) => names.get(pool) ?? plain(pool);
-}
-
-/** Why a check says no: also of a load that has room, and is of little use all the same. */
-function reasons(fit, check) {
-  if (check.can_load || !check.reasons.length) return null;
-  if (fit.can_load) return el("p", { class: "caveat" }, el("strong", { text: MODEL.fitsBut }), check.reasons.join("; "));
-  return el("div", { class: "why" }, el("h2", { class: "small", text: MODEL.why }), el("ul", { class: "notes" }, ...check.reasons.map((text) => el("li", { text }))));
-}
-
-/** The verdict with the sentence of the check where that is of these settings too (isOfIt), and the figures people look for. */
-export function headline(fit, check, isOfIt) {
-  const status = fit.refused ? "refused" : fit.status;
-  const told = fit.refused ?? (isOfIt && check.status === fit.status ? check.headline : fit.told);
-  const facts = [
-    [MODEL.context, tokens(fit.context_tokens)],
-    [MODEL.trainedContext, fit.native_context === null ? COMMON.unknown : tokens(fit.native_context)],
-    [MODEL.maxContext, check?.max_context ? tokens(check.max_context) : COMMON.none, "of-check"],
-    [MODEL.totalMemory, fit.estimate ? el("span", { title: COMMON.bytes(fit.estimate.total_bytes), text: gib(fit.estimate.total_bytes) }) : COMMON.unknown],
-  ];
-  const pairs = facts.map(([name, value, className]) => el("div", { class: className }, el("dt", { text: name }), el("dd", {}, value)));
+/**
+ * The sentence for a load that runs, in parts: [text, whether it comes from the check]. The place is from the check if
+ * it has these settings, else from the fit.
+ */
+function parts(fit, check, isOfIt) {
+  const verb = fit.engine === check?.engine.name ? verbOf(check) : MODEL.runs;
+  const place = (isOfIt && check.place) || fit.place;
+  const { typical = null } = fit.speed ?? {};
   return [
-    el("p", { class: "told" }, verdict(status, fit.engine), " ", el("span", { class: "sentence", text: sentence(told, status) })),
-    isOfIt && reasons(fit, check),
-    el("dl", { class: "figures" }, ...pairs),
+    [MODEL.start(verb, place), false],
+    typical !== null && [MODEL.speedPart(typical), false],
+    check?.max_context > 0 && [MODEL.roomPart(check.max_context), true],
+    check?.doubt && [MODEL.roughPart(check.doubt), true],
+  ].filter(Boolean);
+}
+
+/** The sentence as plain text, for screen readers. */
+export function spokenSentence(fit, check, isOfIt) {
+  if (!fit.place) return sentence(fit.refused ?? fit.told, fit.status);
+  return parts(fit, check, isOfIt).map(([text]) => text).join("");
+}
+
+/** "Runs fully on your RTX 4090 at about 42 tokens/s, ...", or why it does not load. */
+function sentenceNode(fit, check, isOfIt) {
+  const isPlain = fit.refused || !fit.place;
+  const told = fit.refused ?? (isOfIt && check.status === fit.status ? check.headline : fit.told);
+  const status = fit.refused ? "refused" : fit.status;
+  const text = isPlain
+    ? [sentence(told, status)]
+    : parts(fit, check, isOfIt).map(([words, isOfCheck]) =>
+      el("span", { class: isOfCheck && "of-check", text: words })
+    );
+  return el(
+    "p",
+    { class: "told" },
+    verdict(status, fit.engine, fit.runs_on),
+    " ",
+    el("span", { class: "sentence", "data-told": told }, text),
+  );
+}
+
+/** Why the check fails although the memory is enough, and advice for a tight fit. */
+function caveats(fit, check, isOfIt) {
+  const isDoubted = isOfIt && fit.can_load && !check.can_load && check.reasons.length > 0;
+  const decides = fullest(fit.bars);
+  const isTight = !fit.refused && fit.status === "warning" && decides;
+  return [
+    isDoubted && el("p", { class: "caveat" }, el("strong", { text: MODEL.fitsBut }), check.reasons.join("; ")),
+    isTight && el("p", { class: "muted hint-tight", text: tightText(decides) }),
+  ];
+}
+
+function tightText({ available_bytes: available, required_bytes: required }) {
+  const left = available - required;
+  return left < LITTLE_BYTES ? MODEL.full : MODEL.tight(gib(left));
+}
+
+/** Why nothing fits, one reason per line. */
+function reasons(fit, check, isOfIt) {
+  if (!isOfIt || fit.can_load || check.can_load || !check.reasons.length) return null;
+  return el("ul", { class: "notes why", "aria-label": MODEL.why }, check.reasons.map((text) => el("li", { text })));
+}
+
+export const isSample = (reference) => Boolean(reference?.startsWith("sample:"));
+
+const figureNode = ({ name, value, unit, title, isOfCheck, key }) =>
+  el(
+    "div",
+    { class: isOfCheck && "of-check", "data-figure": key },
+    el("dt", { text: name }),
+    el("dd", { title }, value, unit && " ", unit && el("small", { text: unit })),
+  );
+
+function speedFigure({ speed, can_load: canLoad }) {
+  if (!speed || !canLoad) {
+    return { key: "speed", name: MODEL.speed, value: canLoad ? MODEL.speedUnknown : MODEL.noValue };
+  }
+  const interval = MODEL.speedInterval(speed.decode);
+  const unit = [MODEL.speedUnit, interval && `(${interval})`].filter(Boolean).join(" ");
+  return { key: "speed", name: MODEL.speed, value: MODEL.speedValue(speed.typical), unit, title: speed.because };
+}
+
+function memoryFigure({ bars }) {
+  const decides = fullest(bars);
+  if (!decides) return { key: "memory", name: MODEL.memoryUnknown, value: MODEL.noValue };
+  const { memory, required_bytes: required, available_bytes: available } = decides;
+  const [value, whole] = gibOf(required, available).split(" of ");
+  return { key: "memory", name: MODEL.memory(memory), value, unit: MODEL.of(whole), title: COMMON.bytes(required) };
+}
+
+function contextFigure(fit, check) {
+  const most = check?.max_context;
+  const name = MODEL.maxContext;
+  if (!most) return { key: "context", name, value: COMMON.none, isOfCheck: true };
+  const unit = MODEL.contextNow(fit.context_tokens);
+  return { key: "context", name, value: wholeK(most), unit, title: COMMON.tokens(most), isOfCheck: true };
+}
+
+function downloadFigure(check) {
+  const size = check?.download_bytes;
+  const name = MODEL.download;
+  if (isSample(check?.reference)) return { key: "download", name, value: MODEL.noValue, unit: MODEL.sample };
+  if (!size) return { key: "download", name, value: MODEL.noDownload, unit: MODEL.onThisMachine, isOfCheck: true };
+  const { quantization: unit } = check;
+  return { key: "download", name, value: gb(size), unit, title: COMMON.bytes(size), isOfCheck: true };
+}
+
+/** What the answer is for: quantisation, context, cache, engine, and what lies in RAM. */
+export function setupLine(fit, check) {
+  const { quantization, context_tokens: context } = fit;
+  const cache = fit.cache === AUTO ? null : fit.cache;
+  const isOfCheck = check?.can_load && check.engine.name === fit.engine;
+  const way = isOfCheck && check.runs_on.includes("+") ? check.way : null;
+  return MODEL.setup({ quantization, context, cache, engine: check && engineWords(check.engine), way });
+}
+
+/** The answer's text and figures; `isOfIt`: the check is of these settings too. */
+export function headline(fit, check, isOfIt) {
+  const figures = [speedFigure(fit), memoryFigure(fit), contextFigure(fit, check), downloadFigure(check)];
+  return [
+    check?.from_index && el("p", { class: "caveat", text: MODEL.fromIndex }),
+    sentenceNode(fit, check, isOfIt),
+    ...caveats(fit, check, isOfIt),
+    reasons(fit, check, isOfIt),
+    el("dl", { class: "figures" }, figures.map(figureNode)),
   ].filter(Boolean);
 }
 
 /** One bar for each memory, and what the colours mean. */
 export function bars(fit) {
   return [...fit.bars.map((one) => bar(one)), legend(fit.bars)];
-}
-
-/** Lines of a bill, one row for each component and memory. */
-function rowsOf(lines) {
-  const rows = new Map();
-  for (const line of lines) {
-    const key = `${line.component}|${line.pool}|${line.part ?? ""}`;
-    const row = rows.get(key) ?? { ...line, bytes: 0, lines: 0, reasons: new Set(), within: 0 };
-    row.bytes += line.bytes;
-    row.lines += 1;
-    row.reasons.add(line.because);
-    row.within = Math.max(row.within, line.within ?? 0);
-    row.basis = WEAKEST[Math.min(WEAKEST.indexOf(row.basis), WEAKEST.indexOf(line.basis))];
-    rows.set(key, row);
-  }
-  return [...rows.values()].filter((row) => row.bytes);
-}
-
-const ORDER = new Map(COMPONENTS.map((one, i) => [one.name, i]));
-
-function why(row) {
-  const [first] = row.reasons;
-  return row.reasons.size > 1 ? MODEL.moreLines(first, row.lines) : first;
-}
-
-/** "modelled, within 3.2 %", as the command line writes it. */
-function knownWords(basis, within) {
-  if (within === null || basis === "exact") return basis;
-  return MODEL.within(basis, (100 * within).toFixed(within < 0.1 ? 1 : 0));
-}
-
-/** Lines of one component -> how well their sum is known: the weakest basis, and how far it may be off. */
-function known(lines) {
-  const [basis] = WEAKEST.filter((one) => lines.some((line) => line.basis === one));
-  const isSaid = lines.every((line) => line.within !== null || line.basis === "exact");
-  const total = lines.reduce((sum, line) => sum + line.bytes, 0);
-  const off = lines.reduce((sum, line) => sum + line.bytes * (line.within ?? 0), 0);
-  return knownWords(basis, isSaid ? off / total : null);
-}
-
-/** "exact: weights, kv cache; modelled: prompt cache". */
-function basisTold(lines) {
-  const names = new Map();
-  for (const { name } of COMPONENTS) {
-    const own = lines.filter((line) => line.component === name && line.bytes);
-    if (!own.length) continue;
-    const words = known(own);
-    names.set(words, [...(names.get(words) ?? []), name]);
-  }
-  const parts = [...names].map(([words, some]) => `${words}: ${some.join(", ")}`);
-  return MODEL.basis(parts.join("; "));
-}
-
-function rowNode(row, nameOf) {
-  return el(
-    "tr",
-    {},
-    el("th", { scope: "row" }, el("span", { class: `swatch c-${groupOf(row.component)}`, "aria-hidden": "true" }), ` ${BARS.components[row.component] ?? row.component}${row.part ? ` (${row.part})` : ""}`),
-    el("td", { text: nameOf(row.pool) }),
-    el("td", { class: "number" }, size(row.bytes), el("small", { class: "exact", text: tokens(row.bytes) })),
-    el("td", { text: knownWords(row.basis, row.within || null) }),
-    el("td", { class: "because", text: why(row) }),
-  );
-}
-
-function sumNode(name, pool, sum) {
-  return el("tr", { class: "sum" }, el("th", { scope: "row", text: name }), el("td", { text: pool }), el("td", { class: "number" }, size(sum), el("small", { class: "exact", text: tokens(sum) })), el("td", {}), el("td", {}));
-}
-
-const HEADS = ["part", "memory", "size", "basis", "why"];
-
-/** Every number of the bill, by memory and component; what comes later stands apart. */
-export function billTable(estimate, nameOf) {
-  const rows = rowsOf(estimate.lines).sort((a, b) => a.pool.localeCompare(b.pool) || ORDER.get(a.component) - ORDER.get(b.component));
-  const kept = rows.filter((row) => row.reserved);
-  const later = rows.filter((row) => !row.reserved);
-  const pools = [...new Set(kept.map((row) => row.pool))];
-  const groups = pools.flatMap((pool) => {
-    const own = kept.filter((row) => row.pool === pool);
-    const sum = own.reduce((total, row) => total + row.bytes, 0);
-    return [...own.map((row) => rowNode(row, nameOf)), pools.length > 1 && sumNode(MODEL.subtotal, nameOf(pool), sum)];
-  });
-  return el(
-    "table",
-    { class: "bill" },
-    el("thead", {}, el("tr", {}, ...HEADS.map((name) => el("th", { scope: "col", class: name === "size" && "number", text: MODEL.columns[name] })))),
-    el("tbody", {}, ...groups.filter(Boolean), sumNode(MODEL.total, "", estimate.total_bytes)),
-    later.length > 0 && el("tbody", { class: "later" }, el("tr", {}, el("th", { colSpan: 5, scope: "rowgroup", text: MODEL.later })), ...later.map((row) => rowNode(row, nameOf))),
-  );
-}
-
-/** Everything that has to be known beside the numbers; what only the check says is marked. */
-export function notes(fit, check) {
-  const estimate = fit.estimate;
-  const told = [
-    estimate && basisTold(estimate.lines),
-    ...(fit.notes ?? []),
-    ...(estimate?.notes ?? []),
-  ];
-  const own = new Set(told.filter(Boolean));
-  const others = new Set((check?.notes ?? []).filter((text) => !own.has(text)));
-  return [...[...own].map((text) => el("li", { text })), ...[...others].map((text) => el("li", { class: "of-check", text }))];
 }

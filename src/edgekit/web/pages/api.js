@@ -1,29 +1,37 @@
-// Calls of the server, in its own words: /api/v1, errors as sentences, progress as events.
+// Calls to /api/v1: errors as sentences, progress as events.
 
 import { ERRORS } from "./texts.js";
 
 const BASE = "/api/v1/";
 const READ = new Set([
-  "hardware", "devices", "engines", "catalog", "index", "openapi.json", "home", "complete", "hub_search",
+  "hardware",
+  "devices",
+  "engines",
+  "catalog",
+  "index",
+  "openapi.json",
+  "home",
+  "complete",
+  "hub_search",
 ]); // asked with GET
-const BEAT_MS = 5000; // while all is well
+const BEAT_MS = 5000; // while the server answers
 const POLL_MS = 2000; // while the server is lost
 
-/** What the server refused, as the plain sentence it gave. */
+/** An error of the server, with its message. */
 class ApiError extends Error {
   constructor(message, { type = "Error", status = 0, about = null } = {}) {
     super(message);
     this.name = "ApiError";
     this.type = type;
     this.status = status;
-    this.about = about; // the part of the question that is at fault
+    this.about = about; // the part of the request at fault
   }
 }
 
-/** Whether the same question may be answered the next time: too many, too slow, or nobody there. */
+/** Whether the same request may succeed later: server busy, timeout, or server stopped. */
 export const isPassing = ({ status }) => status === 0 || status === 408 || status === 429 || status >= 500;
 
-/** Whether the server answers: tells "lost" and "back", shows nothing itself. */
+/** Watches whether the server answers. Dispatches "lost" and "back". */
 class Connection extends EventTarget {
   isLost = false;
   #timer = 0;
@@ -57,15 +65,15 @@ async function answers() {
   }
 }
 
-const isSaid = (value) =>
+const hasValue = (value) =>
   value !== null && value !== undefined && value !== "" && !(Array.isArray(value) && !value.length);
 
-/** The fields that were said; the others are left to the server. */
+/** The fields with a value; the server has defaults for the others. */
 function said(fields) {
-  return Object.fromEntries(Object.entries(fields).filter(([, value]) => isSaid(value)));
+  return Object.fromEntries(Object.entries(fields).filter(([, value]) => hasValue(value)));
 }
 
-/** Fields as a query: a list is repeated. */
+/** Fields as a query string; lists become repeated parameters. */
 export function query(fields) {
   const params = new URLSearchParams();
   for (const [name, value] of Object.entries(said(fields))) {
@@ -75,7 +83,7 @@ export function query(fields) {
   return text ? `?${text}` : "";
 }
 
-/** fetch, where no answer at all is an ApiError of type "Unreachable". */
+/** fetch, but a server that does not answer is an ApiError of type "Unreachable". */
 async function reach(url, options) {
   try {
     const reply = await fetch(url, options);
@@ -88,7 +96,7 @@ async function reach(url, options) {
   }
 }
 
-/** The answer's JSON, or its error thrown. */
+/** The JSON of the response; throws its error as an ApiError. */
 async function answer(reply) {
   const body = await reply.json().catch(() => null);
   if (reply.ok && body !== null) return body;
@@ -102,13 +110,11 @@ function posted(fields, signal) {
   return { method: "POST", headers, body: JSON.stringify(said(fields)), signal };
 }
 
-/** One call, by its name: call("estimate", {model: "sample:llama", context: "8k"}). */
+/** Calls the API: call("estimate", {model: "sample:llama", context: "8k"}). */
 export async function call(name, fields = {}, { signal } = {}) {
   const isRead = READ.has(name.split("/")[0]);
   const url = BASE + name.split("/").map(encodeURIComponent).join("/");
-  const reply = isRead
-    ? await reach(url + query(fields), { signal })
-    : await reach(url, posted(fields, signal));
+  const reply = isRead ? await reach(url + query(fields), { signal }) : await reach(url, posted(fields, signal));
   return answer(reply);
 }
 
@@ -155,7 +161,7 @@ async function* chunks(reader) {
 
 /**
  * Follows the events of a GET path under /api/v1/; handlers: {name: fn(data)}.
- * What goes wrong on the way comes to handlers.error(ApiError), the end of the stream to handlers.end(). Returns close().
+ * Also calls handlers.error(ApiError), and handlers.end() at the end of the stream. Returns close().
  */
 export function events(path, fields, handlers) {
   const control = new AbortController();
@@ -171,7 +177,7 @@ export function events(path, fields, handlers) {
   return () => control.abort();
 }
 
-/** A long call: onProgress(line) while it works; aborting the signal calls it off. */
+/** Runs a call as a job: calls onProgress(line) meanwhile; aborting the signal cancels it. */
 export async function job(name, fields, { onProgress, signal } = {}) {
   const begun = await answer(await reach(`${BASE}jobs/${name}`, posted(fields, signal)));
   const path = `${BASE}jobs/${encodeURIComponent(begun.id)}`;

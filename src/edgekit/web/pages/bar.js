@@ -1,4 +1,4 @@
-// A memory and what it holds as a bar; verdicts as a word with a shape.
+// Memory bars, their legend, and verdict badges.
 
 import { el, svg } from "./dom.js";
 import { verdictWord, verdictWords } from "./engines.js";
@@ -33,7 +33,7 @@ const SHAPES = {
 
 const share = (part, whole) => `${whole > 0 ? (100 * part) / whole : 0}%`;
 
-/** A badge: a shape and a word; `runsOn` ("GPU", "GPU + CPU", "CPU") says where a model that fits runs. */
+/** A badge: a shape and a word; `runsOn` ("GPU", "GPU + CPU", "CPU") says where the model runs. */
 export function verdict(status, engine, runsOn) {
   const [outline, sign] = SHAPES[SHAPE_OF[status] ?? "diamond"];
   const picture = svg(
@@ -60,7 +60,7 @@ export function sentence(text, status) {
   return text.slice(start.length);
 }
 
-/** What the colours of these bars mean: only what occurs in them. */
+/** The legend of these bars: only the colours that occur. */
 export function legend(bars) {
   const groups = new Set(bars.flatMap((b) => b.parts.filter((p) => p.bytes > 0).map((p) => groupOf(p.component))));
   const rows = GROUPS.filter((group) => groups.has(group)).map((group) => [`c-${group}`, BARS.groups[group]]);
@@ -68,7 +68,7 @@ export function legend(bars) {
   if (bars.some((b) => b.reserve_bytes > 0)) rows.push(["reserve", BARS.reserve]);
   rows.push(["limit", BARS.limit]);
   const items = rows.map(([className, text]) =>
-    el("li", {}, el("span", { class: `swatch ${className}`, "aria-hidden": "true" }), text),
+    el("li", {}, el("span", { class: `swatch ${className}`, "aria-hidden": "true" }), text)
   );
   return el("ul", { class: "legend" }, items);
 }
@@ -84,7 +84,7 @@ function byGroup(b) {
   return [...sums].filter(([, bytes]) => bytes > 0);
 }
 
-/** All of a bar in one sentence, for screen readers. */
+/** The whole bar in one sentence, for screen readers. */
 function inWords(b) {
   const over = b.required_bytes - b.available_bytes;
   return [
@@ -101,11 +101,12 @@ function inWords(b) {
 function stripe(className, from, size, whole) {
   const node = el("span", { class: className });
   node.style.left = share(from, whole);
-  node.style.width = share(size, whole);
+  // With a fixed scale the bar may be cut off.
+  node.style.width = share(Math.max(0, Math.min(size, whole - from)), whole);
   return node;
 }
 
-/** The parts from the left; what other programs hold and the reserve after the usable memory. */
+/** The parts from the left; after the usable memory the reserve and what other programs hold. */
 function stripes(b, whole) {
   let from = 0;
   const parts = byGroup(b).map(([group, bytes]) => {
@@ -120,31 +121,37 @@ function stripes(b, whole) {
     b.reserve_bytes > 0 && stripe("reserve", b.available_bytes, b.reserve_bytes, whole),
     held > 0 && stripe("others", b.available_bytes + b.reserve_bytes, held, whole),
     ...parts,
-    from > b.available_bytes && stripe("over", b.available_bytes, from - b.available_bytes, whole),
+    b.required_bytes > b.available_bytes && stripe("over", b.available_bytes, from - b.available_bytes, whole),
   ];
 }
 
-/** The track alone: parts, and one mark at what is usable. `scale`: bytes of the whole width. */
+/** The bar without its caption: the parts, and a mark at the usable limit. `scale`: bytes of the full width. */
 export function track(b, { scale } = {}) {
-  const whole = Math.max(scale ?? 0, totalOf(b), b.required_bytes);
+  const whole = scale ?? Math.max(totalOf(b), b.required_bytes);
   const limit = el("span", { class: "mark limit" });
   limit.style.left = share(b.available_bytes, whole);
   return el("div", { class: "track", role: "img", "aria-label": inWords(b) }, stripes(b, whole), limit);
 }
 
-/** A bar of the API as a figure: the memory's name, what is used of what is usable, and what is left. */
+/** A bar with its caption: the name of the memory, used of usable, and what is left. */
 export function bar(b, options) {
   const left = b.available_bytes - b.required_bytes;
   const caption = el(
     "figcaption",
     {},
-    el("span", { class: "bar-name" }, b.memory, " ", el("strong", { text: BARS.sum(b.required_bytes, b.available_bytes) })),
+    el(
+      "span",
+      { class: "bar-name" },
+      b.memory,
+      " ",
+      el("strong", { text: BARS.sum(b.required_bytes, b.available_bytes) }),
+    ),
     el("span", { class: "bar-left", text: left >= 0 ? BARS.left(gib(left)) : BARS.missing(gib(-left)) }),
   );
   return el("figure", { class: "bar", "data-status": b.status ?? "passed" }, caption, track(b, options));
 }
 
-/** What may be used of a memory that holds nothing yet. What is free and may not be used is drawn as a reserve. */
+/** An empty memory: what an engine may use of it. The rest of the free memory is drawn as the reserve. */
 export function budgetBar(b) {
   const kept = Math.max(0, b.free_bytes - b.available_bytes);
   const total = Math.max(b.total_bytes, b.available_bytes + kept);

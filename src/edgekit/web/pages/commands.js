@@ -1,102 +1,216 @@
-// The present settings -> commands that can be copied; those of other programs when they are asked for.
+// The commands that run the model: a tab for each program, with a button to copy.
 
 import { call } from "./api.js";
 import { copy, el } from "./dom.js";
-import { engineNamed } from "./engines.js";
+import { engineLabel, PROGRAM_TABS, tabOf } from "./engines.js";
 import { COMMANDS, COMMON } from "./texts.js";
 
-function block({ name, text, notes = [] }) {
-  const button = el("button", { type: "button", class: "small", text: COMMON.copy, "aria-label": COMMANDS.copyNamed(name) });
+const LONG = 7; // lines; longer texts are shortened
+const KEPT = 4; // lines shown of a shortened text
+const MOVES = { ArrowRight: 1, ArrowLeft: -1 };
+
+/** A text with a copy button; with `hasName` its name is above it. */
+export function commandBlock({ name, text, notes = [] }, hasName) {
+  const button = el("button", {
+    type: "button",
+    class: "copy",
+    text: COMMON.copy,
+    "aria-label": COMMANDS.copyNamed(name),
+  });
   button.addEventListener("click", () => copy(text, button));
+  const code = el("code", { text });
+  const pre = el("pre", { tabIndex: 0, "aria-label": name }, code);
   return el(
     "div",
-    { class: "model-command" },
-    el("div", { class: "row spread" }, el("h3", { text: name }), button),
-    el("pre", { tabIndex: 0, "aria-label": name }, el("code", { text })),
-    ...notes.map((note) => el("p", { class: "muted small", text: note })),
+    { class: "command" },
+    hasName && el("h3", { text: name }),
+    el("div", { class: "command-box" }, pre, button),
+    unfolding(code, text),
+    notes.map((note) => el("p", { class: "muted small", text: note })),
   );
 }
 
-/** `edgekit estimate ...` with another verb: the flags are the same but for what the machine says itself. */
-function asVerb(command, verb) {
-  return command.replace(/^edgekit estimate /, `edgekit ${verb} `).replace(/ --(cpu|device-memory) \S+/g, "");
-}
-
-function ofSettings(fit, isRunnable) {
-  const rows = [];
-  const engine = engineNamed(fit.engine);
-  if (fit.command) rows.push({ name: COMMANDS.own(engine?.program ?? fit.engine), text: fit.command });
-  if (engine?.runs && fit.can_load && isRunnable) {
-    rows.push({ name: COMMANDS.run, text: asVerb(fit.estimate_command, "run") });
-    if (engine.serves) rows.push({ name: COMMANDS.serve, text: asVerb(fit.estimate_command, "serve") });
-  }
-  rows.push({ name: COMMANDS.estimate, text: fit.estimate_command });
-  return rows;
-}
-
-/**
- * {node, show(fit), follow()}. `fields()` gives what a plan is asked: where it changes, the plan is gone.
- * A file can be run, a name of the catalog cannot.
- */
-export function commands(fields, { isRunnable, signal }) {
-  const own = el("div", { class: "command-list" });
-  const others = new Others(fields, signal);
-  let drawn = "";
-  const show = (fit) => {
-    const rows = ofSettings(fit, isRunnable());
-    const now = JSON.stringify(rows);
-    if (now === drawn) return;
-    drawn = now;
-    own.replaceChildren(...rows.map(block));
+/** Shows only the first lines of a long text. Returns the button that shows all; null if the text is short. */
+function unfolding(code, text) {
+  const lines = text.trimEnd().split("\n");
+  if (lines.length <= LONG) return null;
+  const short = `${lines.slice(0, KEPT).join("\n")}\n...`;
+  const button = el("button", { type: "button", class: "link small", "aria-expanded": "false" });
+  const show = (isWhole) => {
+    code.textContent = isWhole ? text : short;
+    button.textContent = isWhole ? COMMANDS.showLess : COMMANDS.showAll(lines.length);
+    button.setAttribute("aria-expanded", String(isWhole));
   };
-  const hint = el("p", { class: "muted small", text: COMMANDS.othersHint });
-  return { node: el("div", {}, own, others.button, hint, others.place), show, follow: () => others.follow() };
+  button.addEventListener("click", () => show(button.getAttribute("aria-expanded") === "false"));
+  show(false);
+  return button;
 }
 
-/** The commands of other programs, for as long as what they were planned for is what is asked. */
-class Others {
+/** The commands of each program: [["llama-server", [...]], ...]. */
+function byProgram(commands) {
+  const found = new Map();
+  for (const one of commands) found.set(one.program, [...(found.get(one.program) ?? []), one]);
+  return [...found];
+}
+
+/** The tabs and their panel. `fields(engine)`: the fields of a plan; `own()`: EdgeKit's own commands. */
+export class Commands {
   #fields;
-  #of = null; // the fields that were planned with
-  #control = new AbortController();
+  #own;
+  #tabs;
+  #tab = null; // label of the open tab
+  #isPicked = false; // the user chose the tab: it stays open
+  #program = {}; // tab label -> the chosen program
+  #check = null; // the last one
+  #plans = new Map(); // fields as JSON -> the plan of another engine
+  #request = new AbortController();
+  #drawn = "";
 
-  constructor(fields, signal) {
+  constructor({ fields, own, signal }) {
     this.#fields = fields;
-    this.place = el("div", { class: "command-list", "aria-live": "polite" });
-    this.button = el("button", { type: "button", text: COMMANDS.others, onclick: () => this.#plan() });
-    signal.addEventListener("abort", () => this.#control.abort());
+    this.#own = own;
+    const labels = [...PROGRAM_TABS.map(({ label }) => label), COMMANDS.edgekit];
+    this.#tabs = labels.map((label, at) => this.#tabNode(label, at));
+    this.list = el("div", { class: "tabs", role: "tablist", "aria-label": COMMANDS.tabs }, this.#tabs);
+    this.list.addEventListener("keydown", (event) => this.#key(event));
+    this.panel = el("div", { class: "command-panel", role: "tabpanel", id: "command-panel", tabIndex: -1 });
+    this.node = el("div", {}, this.list, this.panel);
+    signal.addEventListener("abort", () => this.#request.abort());
   }
 
-  /** Settings changed: what was planned for others is called off, and does not stay. */
-  follow() {
-    if (this.#of === null || this.#of === JSON.stringify(this.#fields())) return;
-    this.#of = null;
-    this.#control.abort();
-    this.#show();
+  #tabNode(label, at) {
+    const props = { type: "button", role: "tab", class: "tab", id: `command-tab-${at}`, "data-label": label };
+    const node = el("button", { ...props, "aria-controls": "command-panel", text: label });
+    node.addEventListener("click", () => this.#pick(label));
+    return node;
   }
 
-  #show(...nodes) {
-    this.place.replaceChildren(...nodes);
-    this.button.ariaBusy = null;
+  /** Shows the commands of a check. The tab of its engine opens first. */
+  show(check) {
+    if (check.engine.name !== this.#check?.engine.name && !this.#isPicked) this.#tab = null;
+    this.#check = check;
+    const [first] = check.commands;
+    this.#tab ??= tabOf(first?.program, check.engine.name) ?? COMMANDS.edgekit;
+    this.#mark();
+    this.#draw();
   }
 
-  async #plan() {
-    if (this.button.ariaBusy === "true") return; // not disabled: it would lose the focus
-    const fields = this.#fields();
-    this.#of = JSON.stringify(fields);
-    this.#control = new AbortController();
-    const { signal } = this.#control;
-    this.#show(el("p", { class: "muted", text: COMMANDS.planning }));
-    this.button.ariaBusy = "true";
-    try {
-      const found = await call("plan", fields, { signal });
-      if (!signal.aborted) this.#show(...planned(found));
-    } catch (error) {
-      if (!signal.aborted) this.#show(el("p", { class: "error", text: error.message }));
+  /** Updates the open command while a slider moves. The next check updates the rest. */
+  follow(command) {
+    const [first] = this.#check?.commands ?? [];
+    if (!first || !command || this.#tab !== tabOf(first.program, this.#check.engine.name)) return;
+    const { name } = first;
+    const code = this.panel.querySelector(`pre[aria-label="${CSS.escape(name)}"] code`);
+    if (code) code.textContent = command;
+  }
+
+  #pick(label) {
+    this.#isPicked = true;
+    this.#tab = label;
+    this.#mark();
+    this.#draw();
+  }
+
+  #mark() {
+    for (const node of this.#tabs) {
+      const isOpen = node.dataset.label === this.#tab;
+      node.setAttribute("aria-selected", String(isOpen));
+      node.tabIndex = isOpen ? 0 : -1;
+      if (isOpen) this.panel.setAttribute("aria-labelledby", node.id);
     }
   }
-}
 
-function planned(found) {
-  const why = found.decisions.map((one) => el("li", {}, el("strong", { text: COMMANDS.decision(one.lever, one.value) }), COMMANDS.because(one.because)));
-  return [el("ul", { class: "decisions" }, ...why), ...found.commands.map((one) => block(one))];
+  #key(event) {
+    const now = this.#tabs.indexOf(document.activeElement);
+    const ends = { Home: 0, End: this.#tabs.length - 1 };
+    const to = event.key in MOVES ? (now + MOVES[event.key] + this.#tabs.length) % this.#tabs.length : ends[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    this.#tabs[to].focus();
+    this.#pick(this.#tabs[to].dataset.label);
+  }
+
+  /** The engine of the open tab: that of the check, if the tab has it. */
+  #engine() {
+    const { engines } = PROGRAM_TABS.find(({ label }) => label === this.#tab);
+    return engines.includes(this.#check.engine.name) ? this.#check.engine.name : engines[0];
+  }
+
+  #draw() {
+    this.#request.abort();
+    if (this.#tab === COMMANDS.edgekit) return this.#drawOwn();
+    const engine = this.#engine();
+    if (engine === this.#check.engine.name) return this.#list(this.#check, engine);
+    return this.#plan(engine);
+  }
+
+  #drawOwn() {
+    const rows = this.#own();
+    this.#put(rows.map((one) => commandBlock(one, true)), rows);
+  }
+
+  /** Plans with another engine when its tab is opened. */
+  async #plan(engine) {
+    const fields = this.#fields(engine);
+    const key = JSON.stringify(fields);
+    const known = this.#plans.get(key);
+    if (known) return this.#other(engine, known);
+    this.#request = new AbortController();
+    const { signal } = this.#request;
+    this.#put([el("p", { class: "muted", role: "status", text: COMMANDS.planning })], key);
+    let found;
+    try {
+      found = await call("plan", fields, { signal });
+      this.#plans.set(key, found);
+    } catch (error) {
+      found = { headline: error.message, commands: [], isError: true };
+    }
+    if (!signal.aborted) this.#other(engine, found);
+    return null;
+  }
+
+  /** Another engine's headline, then its commands. */
+  #other(engine, found) {
+    const line = el("p", { class: "tab-told", text: COMMANDS.otherEngine(engineLabel(engine), found.headline) });
+    const commands = found.commands.filter((one) => tabOf(one.program, engine) === this.#tab);
+    if (commands.length) this.#blocks(commands, [line]);
+    else this.#put([line], found.headline);
+  }
+
+  #list({ commands, can_load: canLoad }, engine) {
+    const own = commands.filter((one) => tabOf(one.program, engine) === this.#tab);
+    if (own.length) return this.#blocks(own, []);
+    const text = canLoad ? COMMANDS.noneHere(this.#tab) : COMMANDS.none;
+    return this.#put([el("p", { class: "muted", text })], text);
+  }
+
+  /** Several programs of a tab are a choice (chips); several texts of one program are steps. */
+  #blocks(commands, before) {
+    const groups = byProgram(commands);
+    const [program, shown] = groups.find(([name]) => name === this.#program[this.#tab]) ?? groups[0];
+    const chips = groups.map(([name]) => this.#chip(name, name === program));
+    const row = el("div", { class: "chips", role: "group", "aria-label": COMMANDS.programs(this.#tab) }, chips);
+    const nodes = shown.map((one) => commandBlock(one, shown.length > 1));
+    this.#put([...before, ...nodes, groups.length > 1 && row], [commands, program]);
+  }
+
+  #chip(name, isShown) {
+    const chip = el("button", { type: "button", class: "chip small", "aria-pressed": String(isShown), text: name });
+    chip.addEventListener("click", () => {
+      this.#program[this.#tab] = name;
+      this.#draw();
+      [...this.panel.querySelectorAll(".chip")].find((one) => one.textContent === name)?.focus();
+    });
+    return chip;
+  }
+
+  /** Replaces the content only if it changed, so that a text selection and the focus stay. */
+  #put(nodes, of) {
+    const now = JSON.stringify([this.#tab, of]);
+    if (now === this.#drawn) return;
+    this.#drawn = now;
+    const isInside = this.panel.contains(document.activeElement);
+    this.panel.replaceChildren(...nodes.filter(Boolean));
+    if (isInside) (this.panel.querySelector(".copy") ?? this.panel).focus({ preventScroll: true });
+  }
 }

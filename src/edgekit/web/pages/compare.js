@@ -1,451 +1,524 @@
-// The compare page: two or three models, or engines, on one machine at one context.
+// The compare page: up to six models, machines, quantisations or engines in one table.
 
-import { call, job } from "./api.js";
-import { bar, legend, verdict } from "./bar.js";
-import { announce, copy, el, refill } from "./dom.js";
-import { COMPARED, engineLabel, engineNamed, engineWords, verdictWord } from "./engines.js";
-import { bytes, tokens } from "./format.js";
+import { legend } from "./bar.js";
+import { changeColumn, isSame } from "./compare_change.js";
+import {
+  Asker,
+  canRetry,
+  choicesOf,
+  columnsOf,
+  engineOf,
+  isAsking,
+  isRefused,
+  machineOf,
+  machineTitle,
+  makeColumn,
+  MOST_COLUMNS,
+  quantsOf,
+  queryOf,
+  statusOf,
+  titleOf,
+} from "./compare_columns.js";
+import { bestOf, cutAt, openLink, ROWS, scalesOf, setupWords, shownVerdict } from "./compare_rows.js";
+import { announce, copy, el, scrollRoom } from "./dom.js";
+import { COMPARED, engineLabel, verdictWord } from "./engines.js";
+import { finder } from "./finder.js";
 import { machine, machinePicker } from "./machine.js";
 import { replaceQuery, route } from "./router.js";
-import { COMMON, COMPARE, ERRORS } from "./texts.js";
+import { COMMON, COMPARE, OPENING } from "./texts.js";
 
-const LEAST_COLUMNS = 2;
-const MOST_COLUMNS = 3;
-const USUAL_CONTEXT = "16384"; // the same for all columns, as edgekit compare has it
-const ENGINES = { "": COMMON.auto, ...Object.fromEntries(COMPARED.map((name) => [name, engineLabel(name)])) };
-const CANNOT_RUN = new Set(["RefusedError", "HardwareError"]);
-const RANKS = { passed: 3, warning: 2, failed: 1, refused: 0 };
-const USUAL_MIX = "Q4_K_M"; // what llama.cpp's bill takes where the files are no GGUF
-const CACHE_AT = [8192, 32768];
-const LABELS = COMPARE.rows;
+const USUAL_QUANTS = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M"];
+const USUAL_RAM = "64G"; // next to a card, where the page's machine does not say
+const USUAL_MACHINES = new Map([
+  ["RTX 3060", USUAL_RAM],
+  ["RTX 4090", USUAL_RAM],
+  ["RTX 5090", USUAL_RAM],
+  ["M4 Max 64GB", ""],
+]);
+const SKELETON = { memory: 2, command: 3 }; // lines that a value will take, where it is more than one
+const ENDING = /:([\w.-]+)$/; // a quantisation at the end of a name
 
-// What a row shows of a column, and which value of it is the better one.
-const ROWS = [
-  { label: LABELS.verdict, show: shownVerdict, value: (c) => RANKS[c.status], best: "most", word: COMPARE.best.best },
-  { label: LABELS.summary, show: inWords },
-  { label: LABELS.engine, show: (c) => c.check && engineWords(c.check.engine) },
-  { label: LABELS.memory, show: shownBars },
-  { label: LABELS.weights, ...inBytes((c) => c.check?.estimate.model_bytes) },
-  { label: LABELS.cache, ...inBytes((c) => cacheBytes(c.check?.estimate)) },
-  { label: LABELS.compute, ...inBytes((c) => c.check?.estimate.compute_bytes) },
-  { label: LABELS.total, ...inBytes((c) => c.check?.estimate.total_bytes) },
-  { label: LABELS.maxContext, ...inTokens((c) => c.check?.max_context), show: shownLargest },
-  ...CACHE_AT.map((at) => ({ label: LABELS.cacheAt(at), ...inBytes((c) => c.caches?.[at]) })),
-  { label: LABELS.cacheNative, ...inBytes((c) => c.caches?.native) },
-  { label: LABELS.speed, show: shownSpeed, value: (c) => c.plan?.speed?.typical, best: "most", word: COMPARE.best.fastest },
-  { label: LABELS.quantization, show: quantization },
-  { label: LABELS.parameters, show: shownParameters },
-  { label: LABELS.native, ...inTokens((c) => c.check?.native_context) },
-  { label: LABELS.basis, show: (c) => c.check?.basis },
-  { label: LABELS.command, show: shownCommand },
-];
+const on = (device, ram = USUAL_MACHINES.get(device)) => ({ device: [device], ram, vram: "", cpu: "" });
+const EXAMPLES = {
+  models: [{ ref: "gemma-3-27b" }, { ref: "qwen3-32b" }],
+  quants: ["Q4_K_M", "Q8_0"].map((quant) => ({ ref: "qwen3-14b", quant })),
+  machines: ["RTX 3060", "RTX 4090"].map((name) => ({ ref: "gemma-3-27b", on: on(name) })),
+  engines: COMPARED.slice(0, 2).map((engine) => ({ ref: "qwen3-8b", engine, on: on("RTX 4090") })),
+};
 
 route("/compare", { title: COMPARE.title, render });
 
 function render(root, query, { signal }) {
-  const page = { columns: columnsOf(query), signal, context: contextOf(query) };
-  const grid = el("div", { class: "compare-columns" });
-  page.grid = grid;
-  page.scale = el("div", { class: "compare-scale" });
-  page.adder = el("button", { type: "button", text: COMPARE.add, onclick: () => addColumn(page) });
-  root.append(
-    el("h1", { text: COMPARE.title }),
-    el("p", { class: "muted", text: COMPARE.lead }),
-    settings(page),
-    page.scale,
-    grid,
-  );
-  machine.addEventListener("change", () => askAll(page), { signal });
-  drawColumns(page);
-  askAll(page);
+  new Comparison(root, query, signal).start();
 }
 
-function columnsOf(query) {
-  const engines = query.getAll("engine").flatMap((text) => text.split(","));
-  const found = query.getAll("ref").slice(0, MOST_COLUMNS);
-  while (found.length < LEAST_COLUMNS) found.push("");
-  return found.map((ref, at) => ({ ref, engine: Object.hasOwn(ENGINES, engines[at]) ? engines[at] : "" }));
+/** What differs between the columns, for the buttons. */
+function kindOf(columns) {
+  const isOne = (value) => new Set(columns.map(value)).size < 2;
+  if (columns.length < 2 || !isOne(({ ref }) => ref)) return "models";
+  if (!isOne((column) => JSON.stringify(machineOf(column)))) return "machines";
+  if (!isOne(({ engine }) => engine)) return "engines";
+  return isOne(({ quant }) => quant) ? "models" : "quants";
 }
 
-function contextOf(query) {
-  return query.has("context") ? query.get("context") : USUAL_CONTEXT;
+/** The name of a model without a quantisation that it ends with. */
+function plainRef({ ref }, quants) {
+  const ending = ENDING.exec(ref)?.[1].toUpperCase();
+  return quants.some((name) => name.toUpperCase() === ending) ? ref.slice(0, ref.lastIndexOf(":")) : ref;
 }
 
-function settings(page) {
-  const context = el("input", {
-    id: "compare-context", type: "text", inputmode: "numeric", autocomplete: "off", value: page.context,
-    maxLength: 20, "aria-describedby": "compare-context-note",
-  });
-  const ask = () => {
-    page.context = context.value.trim();
-    askAll(page);
-  };
-  context.addEventListener("change", ask);
-  const form = el(
-    "form",
-    { class: "field", "aria-label": COMPARE.shared, onsubmit: (event) => event.preventDefault() },
-    el("label", { for: "compare-context", text: COMPARE.context }),
-    context,
-    el("small", { id: "compare-context-note", text: COMPARE.contextHint }),
-  );
-  const link = (event) => copy(location.href, event.currentTarget);
-  const buttons = el("div", { class: "buttons" }, page.adder, el("button", { type: "button", text: COMMON.copyLink, onclick: link }));
-  return el("div", { class: "compare-settings panel" }, machinePicker(page.signal), form, buttons);
-}
+/** Columns of each kind, made from the first column that is there. */
+const FILLINGS = {
+  machines(first) {
+    const { ref, quant, engine } = first;
+    const own = machineOf(first).device.join();
+    const others = [...USUAL_MACHINES].filter(([name]) => name !== own);
+    const machines = others.map(([name, ram]) => on(name, ram && (machine.ram || ram)));
+    return [{ ref, quant, engine }, ...machines.map((other) => ({ ref, quant, engine, on: other }))];
+  },
+  quants(first) {
+    const { engine, on: own } = first;
+    const all = quantsOf(engineOf(first));
+    const usual = USUAL_QUANTS.filter((name) => all.includes(name));
+    const chosen = usual.length ? usual : all.slice(1, 1 + USUAL_QUANTS.length); // the first is the unquantised one
+    return chosen.map((quant) => ({ ref: plainRef(first, all), quant, engine, on: own }));
+  },
+  engines: ({ ref, on: own }) => COMPARED.map((engine) => ({ ref, engine, on: own })),
+};
 
-// The columns as the address has them: what another tab needs to show the same.
-function keepInAddress(page) {
-  const query = new URLSearchParams();
-  for (const column of page.columns) query.append("ref", column.ref);
-  if (page.columns.some((column) => column.engine)) {
-    query.set("engine", page.columns.map((column) => column.engine).join(","));
+class Comparison {
+  #root;
+  #signal;
+  #columns;
+  #context;
+  #asker;
+  #models = []; // the choices of the columns when models were compared last
+  #place = el("div", { class: "compare-place" });
+  #legend = el("div", { class: "compare-legend" });
+  #kinds;
+  #adder;
+  #cells = new Map(); // row and column -> its node
+  #shown = new WeakMap(); // node -> what was put into it
+
+  constructor(root, query, signal) {
+    this.#root = root;
+    this.#signal = signal;
+    this.#columns = columnsOf(query);
+    this.#context = query.get("context")?.trim() ?? "";
+    this.#asker = new Asker(signal, (column, isAnswer) => this.#hear(column, isAnswer));
   }
-  query.set("context", page.context);
-  replaceQuery(query);
-}
 
-function drawColumns(page) {
-  page.grid.replaceChildren(...page.columns.map((column, at) => drawnColumn(page, column, at)));
-  page.grid.style.setProperty("--rows", ROWS.length);
-  page.adder.disabled = page.columns.length >= MOST_COLUMNS;
-}
+  start() {
+    this.#root.append(
+      el("h1", { text: COMPARE.title }),
+      el("p", { class: "lead", text: COMPARE.lead }),
+      this.#tools(),
+      this.#place,
+      this.#legend,
+    );
+    machine.addEventListener("change", () => this.#askAll(), { signal: this.#signal });
+    this.#redraw();
+    this.#askAll();
+  }
 
-function drawnColumn(page, column, at) {
-  const name = `compare-column-${at}`;
-  column.title = el("h2", { id: name, tabIndex: -1, text: titleOf(column, at) });
-  column.state = el("div", { class: "compare-state" });
-  column.cells = ROWS.map((row) => el("dd"));
-  const rows = ROWS.map((row, index) => el("div", { class: "compare-cell" }, el("dt", { text: row.label }), column.cells[index]));
-  column.list = el("dl", { class: "compare-list" }, ...rows);
-  return el(
-    "section",
-    { class: "compare-column panel", "aria-labelledby": name },
-    column.title,
-    editor(page, column, at),
-    column.state,
-    column.list,
-  );
-}
-
-function titleOf(column, at) {
-  return column.check?.model ?? (column.ref || COMPARE.column(at + 1));
-}
-
-function editor(page, column, at) {
-  const model = el("input", {
-    id: `compare-model-${at}`, type: "text", value: column.ref, autocomplete: "off", autocapitalize: "off",
-    placeholder: COMPARE.modelExample,
-  });
-  model.spellcheck = false;
-  const engine = el(
-    "select",
-    { id: `compare-engine-${at}` },
-    ...Object.entries(ENGINES).map(([value, text]) => el("option", { value, text })),
-  );
-  engine.value = column.engine;
-  const ask = () => {
-    if (model.value.trim() === column.ref && engine.value === column.engine) return;
-    Object.assign(column, { ref: model.value.trim(), engine: engine.value });
-    askColumn(page, column);
-  };
-  engine.addEventListener("change", ask);
-  model.addEventListener("change", ask);
-  return el(
-    "form",
-    { class: "compare-editor", "aria-label": COMPARE.column(at + 1), onsubmit: (event) => { event.preventDefault(); ask(); } },
-    el("div", { class: "field" }, el("label", { for: model.id, text: COMPARE.model }), model),
-    el("div", { class: "field" }, el("label", { for: engine.id, text: COMMON.engine }), engine),
-    el("div", { class: "buttons" }, ...columnButtons(page, column, at)),
-  );
-}
-
-function columnButtons(page, column, at) {
-  column.link = el("a", { class: "button", text: COMPARE.open, hidden: true });
-  const remove = el("button", { type: "button", text: COMMON.remove, "aria-label": COMPARE.removeColumn(at + 1), onclick: () => removeColumn(page, column) });
-  remove.hidden = page.columns.length <= LEAST_COLUMNS;
-  return [column.link, remove];
-}
-
-function addColumn(page) {
-  const last = page.columns.at(-1);
-  page.columns.push({ ref: last.ref, engine: nextEngine(page.columns, last.ref) });
-  redraw(page);
-  askColumn(page, page.columns.at(-1));
-  document.getElementById(`compare-model-${page.columns.length - 1}`).focus();
-}
-
-// A further column begins as the same model on an engine that is not there yet.
-function nextEngine(columns, ref) {
-  const taken = new Set(columns.filter((one) => one.ref === ref).map((one) => one.engine || one.check?.engine.name));
-  return Object.keys(ENGINES).find((name) => name && !taken.has(name)) ?? "";
-}
-
-function removeColumn(page, column) {
-  column.asked?.abort();
-  page.columns = page.columns.filter((one) => one !== column);
-  redraw(page);
-  keepInAddress(page);
-  page.adder.focus();
-}
-
-// Columns that are drawn anew keep their answers.
-function redraw(page) {
-  drawColumns(page);
-  page.columns.forEach((column) => showState(page, column));
-  showRows(page);
-}
-
-function askAll(page) {
-  page.columns.forEach((column) => askColumn(page, column));
-}
-
-// Every column asks on its own: what goes wrong in one is told there, and only there.
-async function askColumn(page, column) {
-  column.asked?.abort();
-  const asked = new AbortController();
-  const signal = AbortSignal.any([asked.signal, page.signal]);
-  Object.assign(column, { asked, check: null, fit: null, caches: null, plan: null, facts: null, error: null, status: null, isAsking: Boolean(column.ref) });
-  column.progress = column.ref ? COMPARE.reading : null;
-  keepInAddress(page);
-  const show = () => { showState(page, column); showRows(page); };
-  show();
-  if (!column.ref) return;
-  const fields = { model: column.ref, engine: column.engine, context: page.context, ...chosenMachine() };
-  try {
-    column.check = await job("check", fields, {
-      signal,
-      onProgress: (line) => { if (!signal.aborted) { column.progress = line; showState(page, column); } },
+  #tools() {
+    this.#adder = finder({
+      label: COMPARE.add,
+      placeholder: COMPARE.addExample,
+      signal: this.#signal,
+      onpick: (ref) => {
+        this.#adder.input.value = "";
+        this.#add(ref);
+      },
     });
-    column.status = column.check.status;
-  } catch (error) {
-    if (signal.aborted) return;
-    column.error = error;
-    column.status = CANNOT_RUN.has(error.type) ? "refused" : null;
+    const names = Object.entries(COMPARE.kinds);
+    this.#kinds = new Map(
+      names.map((
+        [kind, text],
+      ) => [kind, el("button", { type: "button", class: "chip", text, onclick: () => this.#fillWith(kind) })]),
+    );
+    this.#toolbar = el(
+      "div",
+      { class: "compare-tools panel" },
+      el("div", { class: "chips", role: "group", "aria-label": COMPARE.kindsLabel }, ...this.#kinds.values()),
+      el("div", { class: "compare-add" }, this.#adder.node),
+      el("div", { class: "compare-machine-line" }, machinePicker(this.#signal)),
+      this.#contextField(),
+      el("button", {
+        type: "button",
+        class: "quiet",
+        text: COMMON.copyLink,
+        onclick: (event) => copy(location.href, event.currentTarget),
+      }),
+    );
+    return this.#toolbar;
   }
-  if (signal.aborted) return;
-  column.progress = null;
-  column.isAsking = Boolean(column.check);
-  show();
-  const outcome = column.error ? column.error.message : verdictWord(column.status, column.check.engine.name);
-  announce(COMPARE.result(titleOf(column, page.columns.indexOf(column)), outcome));
-  if (!column.check) return;
-  await askFurther(column, fields, signal, show);
-  if (signal.aborted) return;
-  column.isAsking = false;
-  show();
-}
 
-function chosenMachine() {
-  return { device: machine.device, ram: machine.ram, vram: machine.vram, cpu: machine.cpu };
-}
+  #toolbar;
 
-// What the verdict does not say. One that has no answer leaves the others alone.
-async function askFurther(column, fields, signal, show) {
-  const settled = { ...column.check.flags, model: column.ref, engine: column.check.engine.name };
-  const part = async (name, asked) => {
-    try {
-      const found = await asked;
-      if (!signal.aborted) column[name] = found;
-    } catch (error) {
-      if (!signal.aborted) column[name] = { problem: error.message };
-    }
-    if (!signal.aborted) show();
-  };
-  await part("fit", call("fit", { ...settled, ...chosenMachine() }, { signal }));
-  if (signal.aborted) return; // the column asks something else by now
-  await Promise.all([
-    part("facts", factsOf(column, signal)),
-    part("caches", cachesOf(settled, column.check.native_context, signal)),
-  ]);
-  if (signal.aborted) return;
-  await part("plan", job("plan", { ...fields, engine: settled.engine, mix: plannedMix(column), no_drafter: true }, { signal }));
-}
-
-// Of the catalog's models no file is opened: what is known about them stands in it.
-function factsOf({ ref, fit }, signal) {
-  const id = /^catalog:(.+)$/.exec(fit.reference ?? ref)?.[1];
-  return id ? call(`catalog/${id}`, {}, { signal }) : call("inspect", { model: ref }, { signal });
-}
-
-async function cachesOf(settled, native, signal) {
-  const at = async (context) => cacheBytes(await call("estimate", { ...settled, context: String(context) }, { signal }));
-  const asked = { ...Object.fromEntries(CACHE_AT.filter((n) => native === null || n <= native).map((n) => [n, n])), native };
-  const found = await Promise.all(
-    Object.entries(asked).filter(([, n]) => n).map(async ([name, n]) => [name, await at(n)]),
-  );
-  return Object.fromEntries(found);
-}
-
-function cacheBytes(bill) {
-  return bill ? bill.kv_bytes + bill.kv_swa_bytes + bill.recurrent_bytes : null;
-}
-
-const quantizesGguf = (column) => Boolean(engineNamed(column.check.engine.name)?.quantizes_gguf);
-
-function plannedMix(column) {
-  return quantizesGguf(column) && !column.facts?.mix ? mixOf(column) : null;
-}
-
-function mixOf(column) {
-  return column.check.flags.mix ?? column.facts?.mix ?? USUAL_MIX;
-}
-
-function showState(page, column) {
-  const at = page.columns.indexOf(column);
-  column.title.textContent = titleOf(column, at);
-  column.link.hidden = !column.check;
-  if (column.check) column.link.href = `/model?${modelQuery(page, column)}`;
-  column.list.setAttribute("aria-busy", String(Boolean(column.progress)));
-  refill(column.state, stateNodes(page, column), column.title);
-}
-
-function modelQuery(page, column) {
-  const query = new URLSearchParams({ ref: column.ref, engine: column.check.engine.name });
-  if (page.context) query.set("context", page.context);
-  for (const [name, value] of Object.entries(chosenMachine())) {
-    for (const text of [value ?? []].flat()) if (text) query.append(name, text);
-  }
-  return query;
-}
-
-function stateNodes(page, column) {
-  if (!column.ref) return [el("p", { class: "muted", text: COMPARE.empty })];
-  if (column.progress) {
-    const cancel = () => {
-      column.asked.abort();
-      Object.assign(column, { progress: null, isAsking: false, error: new Error(ERRORS.cancelled) });
-      showState(page, column);
-      showRows(page);
+  #contextField() {
+    const list = el("datalist", { id: "compare-contexts" }, COMPARE.contexts.map((value) => el("option", { value })));
+    const input = el("input", {
+      id: "compare-context",
+      type: "text",
+      value: this.#context,
+      placeholder: COMPARE.contextDefault,
+      title: COMPARE.contextHint,
+      autocomplete: "off",
+      maxLength: 20,
+      size: 8,
+    });
+    input.setAttribute("list", list.id);
+    const ask = () => {
+      const typed = input.value.trim();
+      const context = typed.toLowerCase() === COMPARE.contextDefault ? "" : typed;
+      if (context === this.#context) return;
+      this.#context = context;
+      this.#askAll();
     };
-    return [
-      el("p", { class: "progress", role: "status", text: column.progress }),
-      el("button", { type: "button", text: COMMON.cancel, onclick: cancel }),
-    ];
-  }
-  if (column.error && column.status !== "refused") {
-    return [
-      el("p", { class: "error", role: "alert", text: column.error.message }),
-      el("button", { type: "button", text: COMMON.tryAgain, onclick: () => askColumn(page, column) }),
-    ];
-  }
-  return [];
-}
-
-function showRows(page) {
-  showScale(page);
-  ROWS.forEach((row, index) => {
-    const values = page.columns.map((column) => row.value?.(column) ?? null);
-    const best = bestOf(row, values);
-    page.columns.forEach((column, at) => {
-      const shown = row.show(column, page);
-      const nodes = shown === null || shown === undefined || shown === "" ? [emptyCell(column)] : [shown].flat();
-      if (best !== null && values[at] === best) nodes.splice(1, 0, el("strong", { class: "compare-best", text: row.word }));
-      fill(column.cells[index], nodes);
+    input.addEventListener("change", ask);
+    const form = el(
+      "form",
+      { class: "compare-context" },
+      el("label", { htmlFor: input.id, text: COMPARE.context }),
+      input,
+      list,
+    );
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      ask();
     });
-  });
+    return form;
+  }
+
+  #keep() {
+    replaceQuery(queryOf(this.#columns, this.#context));
+  }
+
+  #askAll() {
+    this.#keep();
+    for (const column of this.#columns) this.#asker.ask(column, this.#context);
+  }
+
+  /** Other columns: those that were there and are the same keep their answers. */
+  #setColumns(rows) {
+    const kept = [...this.#columns];
+    const isHere = (row) => kept.find((column) => isSame(column, { quant: "", engine: "", on: null, ...row }));
+    const next = rows.slice(0, MOST_COLUMNS).map((row) => {
+      const column = isHere(row);
+      if (column) kept.splice(kept.indexOf(column), 1);
+      return column ?? makeColumn(row);
+    });
+    for (const column of kept) this.#asker.drop(column);
+    const isNew = next.filter((column) => !this.#columns.includes(column));
+    this.#columns = next;
+    this.#keep();
+    this.#redraw();
+    for (const column of isNew) this.#asker.ask(column, this.#context);
+  }
+
+  #add(ref) {
+    const last = this.#columns.at(-1);
+    const engine = last?.engine ?? "";
+    this.#setColumns([...this.#columns, { ref, engine, on: last?.on ?? null }]);
+    if (this.#columns.length === MOST_COLUMNS) this.#headButton(this.#columns.at(-1))?.focus();
+  }
+
+  #remove(column) {
+    const at = this.#columns.indexOf(column);
+    const name = titleOf(column);
+    this.#setColumns(this.#columns.filter((one) => one !== column));
+    announce(COMPARE.removed(name));
+    const next = this.#columns[Math.min(at, this.#columns.length - 1)];
+    (next ? this.#headButton(next) : this.#place.querySelector("input"))?.focus();
+  }
+
+  #change(column, choices) {
+    if (isSame(column, choices)) return;
+    Object.assign(column, choices);
+    this.#keep();
+    this.#asker.ask(column, this.#context);
+    this.#showKinds();
+  }
+
+  /** Fills the columns from the first one; back at models, those that were compared before are there again. */
+  #fillWith(kind) {
+    const first = this.#columns[0];
+    const current = kindOf(this.#columns);
+    if (current === "models" && this.#columns.length > 1) this.#models = this.#columns.map(choicesOf);
+    if (kind !== "models") this.#setColumns(FILLINGS[kind](first));
+    else if (current !== "models") {
+      const { ref, engine, on: own } = first;
+      this.#setColumns(this.#models.length ? this.#models : [{ ref, engine, on: own }]);
+    }
+    if (kind === "models" && this.#columns.length < 2) {
+      this.#adder.input.focus();
+      announce(COMPARE.addSecond);
+      return;
+    }
+    announce(COMPARE.filled(COMPARE.kinds[kind], this.#columns.length));
+  }
+
+  #showKinds() {
+    const first = this.#columns[0];
+    const current = kindOf(this.#columns);
+    for (const [kind, button] of this.#kinds) {
+      button.setAttribute("aria-pressed", String(kind === current));
+      const hint = COMPARE.kindsHint[kind];
+      const isBare = kind === "quants" && first && !quantsOf(engineOf(first)).length;
+      button.disabled = isBare;
+      button.title = isBare ? COMPARE.noQuants : typeof hint === "string" ? hint : hint(first ? titleOf(first) : "");
+    }
+    const isFull = this.#columns.length >= MOST_COLUMNS;
+    this.#adder.input.disabled = isFull;
+    this.#adder.input.placeholder = isFull ? COMPARE.full(MOST_COLUMNS) : COMPARE.addExample;
+  }
+
+  #hear(column, isAnswer) {
+    if (!this.#columns.includes(column)) return;
+    this.#show();
+    if (!isAnswer) return;
+    const status = statusOf(column);
+    const word = status ? verdictWord(status, engineOf(column)) : column.error.message;
+    announce(COMPARE.result(titleOf(column), word));
+  }
+
+  /** The table, or what to begin with where there is no column. */
+  #redraw() {
+    this.#toolbar.hidden = !this.#columns.length;
+    if (!this.#columns.length) {
+      this.#cells.clear();
+      this.#body = null;
+      this.#place.replaceChildren(this.#emptyState());
+      this.#legend.replaceChildren();
+      return;
+    }
+    if (!this.#body) this.#drawTable();
+    this.#show();
+  }
+
+  #body = null;
+  #head = null;
+  #table = null;
+
+  #drawTable() {
+    const corner = el(
+      "th",
+      { role: "columnheader", scope: "col", class: "compare-corner" },
+      el("span", { class: "offscreen", text: COMPARE.region }),
+    );
+    this.#head = { row: el("tr", { role: "row" }), first: corner };
+    this.#body = ROWS.map((row) => {
+      const label = el(
+        "th",
+        { role: "rowheader", scope: "row" },
+        row.label,
+        row.hint && el("small", { text: row.hint }),
+      );
+      return { row: el("tr", { role: "row", class: `compare-row-${row.name}` }), first: label };
+    });
+    this.#table = el(
+      "table",
+      { class: "compare-table", role: "table" },
+      el("caption", { class: "offscreen", text: COMPARE.caption }),
+      el("thead", { role: "rowgroup" }, this.#head.row),
+      el("tbody", { role: "rowgroup" }, this.#body.map(({ row }) => row)),
+    );
+    this.#place.replaceChildren(scrollRoom(COMPARE.region, this.#table));
+  }
+
+  #cell(name, column, make) {
+    const key = `${name}/${column.id}`;
+    if (!this.#cells.has(key)) this.#cells.set(key, make());
+    return this.#cells.get(key);
+  }
+
+  /** Draws what has changed; who is in a cell stays there. */
+  #show() {
+    if (!this.#body) return;
+    const held = document.activeElement;
+    const columns = this.#columns;
+    this.#table.style.setProperty("--columns", columns.length);
+    this.#table.dataset.columns = columns.length;
+    arrange(this.#head, columns.map((column) => this.#headCell(column)));
+    const scales = scalesOf(columns);
+    ROWS.forEach((row, index) => this.#showRow(row, this.#body[index], scales));
+    this.#showLegend(scales);
+    this.#showKinds();
+    if (held !== document.activeElement && held?.isConnected && this.#table.contains(held)) {
+      held.focus({ preventScroll: true });
+    }
+  }
+
+  #showRow(row, place, scales) {
+    const columns = this.#columns;
+    const best = bestOf(row, columns);
+    const isFirst = row === ROWS[0];
+    const cells = columns.map((column) => {
+      const cell = this.#cell(row.name, column, () => el("td", { role: "cell" }));
+      const isBest = best.has(column);
+      cell.classList.toggle("compare-best", isBest);
+      cell.classList.toggle("compare-failed", isFirst && isFault(column));
+      cell.rowSpan = isFirst && isFault(column) ? ROWS.length : 1;
+      this.#fill(cell, this.#contentOf(row, column, scales, isBest), column);
+      return isFirst || !isFault(column) ? cell : null;
+    });
+    arrange(place, cells);
+  }
+
+  #contentOf(row, column, scales, isBest) {
+    const isFirst = row === ROWS[0];
+    if (isFirst && isFault(column)) return this.#faultNodes(column);
+    if (isFirst && isAsking(column)) return this.#waitNodes(column);
+    if (isAsking(column)) return [skeleton(SKELETON[row.name] ?? 1)];
+    const shown = [row.show(column, scales)].flat().filter((one) =>
+      one !== null && one !== undefined && one !== false && one !== ""
+    );
+    if (!shown.length) return [el("span", { class: "muted", text: COMPARE.unknown })];
+    return isBest ? [...shown, el("span", { class: "offscreen", text: `, ${COMPARE.best}` })] : shown;
+  }
+
+  /** Only what is new: a button that is held, or that says "Copied", stays. */
+  #fill(cell, nodes, column) {
+    const now = nodes.map((node) => node.outerHTML ?? node).join("");
+    if (this.#shown.get(cell) === now) return;
+    const isInside = cell.contains(document.activeElement);
+    this.#shown.set(cell, now);
+    cell.replaceChildren(...nodes);
+    if (isInside) (cell.querySelector("button") ?? this.#headButton(column))?.focus({ preventScroll: true });
+  }
+
+  #waitNodes(column) {
+    return [
+      el("p", { class: "compare-told muted", role: "status", text: column.progress }),
+      el("button", { type: "button", class: "small", text: COMMON.cancel, onclick: () => this.#asker.cancel(column) }),
+    ];
+  }
+
+  /** What went wrong in this column, and what to do next. */
+  #faultNodes(column) {
+    const { error } = column;
+    const again = el("button", {
+      type: "button",
+      class: "small",
+      text: COMMON.tryAgain,
+      onclick: () => this.#asker.ask(column, this.#context),
+    });
+    if (isRefused(column)) return shownVerdict(column);
+    const help = OPENING.help[error.type];
+    return [
+      el("div", { class: "error", role: "alert" }, el("p", { text: error.message })),
+      help && el("p", { class: "small muted", text: help }),
+      canRetry(column) && again,
+    ].filter(Boolean);
+  }
+
+  #headCell(column) {
+    const cell = this.#cell("head", column, () => this.#makeHead(column));
+    const title = el("h2", { text: titleOf(column) });
+    const link = openLink(column, this.#context);
+    const [place, open] = [cell.querySelector(".compare-name"), cell.querySelector(".compare-open")];
+    this.#fill(place, [title, el("p", { text: machineTitle(column) }), el("p", {}, setupWords(column))], column);
+    this.#fill(open, [link], column);
+    cell.querySelector(".compare-change").setAttribute("aria-label", COMPARE.changeNamed(titleOf(column)));
+    cell.querySelector(".compare-remove").setAttribute("aria-label", COMPARE.removeNamed(titleOf(column)));
+    return cell;
+  }
+
+  #makeHead(column) {
+    const apply = (choices) => this.#change(column, choices);
+    const change = el("button", { type: "button", class: "small compare-change", text: COMPARE.change });
+    change.setAttribute("aria-haspopup", "dialog");
+    change.addEventListener("click", () => changeColumn(column, change, { signal: this.#signal, onapply: apply }));
+    const remove = el("button", {
+      type: "button",
+      class: "small quiet compare-remove",
+      onclick: () => this.#remove(column),
+    }, "✕");
+    return el(
+      "th",
+      { role: "columnheader", scope: "col", class: "compare-head", "data-column": column.id },
+      el("div", { class: "compare-name" }),
+      el("div", { class: "compare-buttons" }, change, el("span", { class: "compare-open" }), remove),
+    );
+  }
+
+  #headButton(column) {
+    return this.#cells.get(`head/${column.id}`)?.querySelector("button");
+  }
+
+  #showLegend(scales) {
+    const bars = this.#columns.flatMap(({ check }) => check?.bars ?? []);
+    const cut = cutAt(this.#columns, scales);
+    const nodes = bars.length
+      ? [legend(bars), cut && el("p", { class: "muted small", text: COMPARE.cut(cut) })].filter(Boolean)
+      : [];
+    this.#fill(this.#legend, nodes, this.#columns[0]);
+  }
+
+  #emptyState() {
+    const chosen = ["", ""];
+    const boxes = [COMPARE.empty.first, COMPARE.empty.second].map((label, at) =>
+      finder({
+        label,
+        isLarge: true,
+        placeholder: label,
+        signal: this.#signal,
+        oninput: (text) => (chosen[at] = text.trim()),
+        onpick: (ref) => {
+          chosen[at] = ref;
+          boxes[at].input.value = ref;
+          const next = chosen.findIndex((one) => !one);
+          if (next >= 0) boxes[next].input.focus();
+          else this.#setColumns(chosen.map((one) => ({ ref: one })));
+        },
+      })
+    );
+    const examples = Object.entries(EXAMPLES).map(([kind, columns]) => {
+      const [name, told] = COMPARE.empty.rows[kind];
+      const title = typeof name === "string" ? name : name(columns.map(({ engine }) => engineLabel(engine)));
+      const query = queryOf(columns.map(makeColumn), "");
+      return el(
+        "li",
+        {},
+        el(
+          "a",
+          { class: "compare-example", href: `/compare?${query}` },
+          el("strong", { text: title }),
+          el("small", { text: told }),
+        ),
+      );
+    });
+    return el(
+      "section",
+      { class: "panel compare-empty", "aria-labelledby": "compare-empty" },
+      el("h2", { id: "compare-empty", text: COMPARE.empty.title }),
+      el(
+        "div",
+        { class: "compare-pair" },
+        boxes[0].node,
+        el("span", { class: "muted", text: COMPARE.empty.versus }),
+        boxes[1].node,
+      ),
+      el("p", { class: "muted", text: COMPARE.empty.examples }),
+      el("ul", { class: "compare-examples" }, examples),
+    );
+  }
 }
 
-// Only what is new: a button that somebody holds, or that says "copied", stays.
-const filled = new WeakMap(); // cell -> what was put into it
+/** A column without figures: an error, or an engine that cannot run the model. */
+const isFault = ({ error }) => error !== null;
 
-function fill(cell, nodes) {
-  const now = nodes.map((node) => node.outerHTML ?? node).join("");
-  if (filled.get(cell) === now) return;
-  filled.set(cell, now);
-  cell.replaceChildren(...nodes);
+/** The cells of a row; nothing is moved that is in its place already. */
+function arrange({ row, first }, cells) {
+  cells.forEach((cell, at) => cell && (cell.style.gridColumn = at + 1));
+  const nodes = [first, ...cells.filter(Boolean)];
+  const isSame = nodes.length === row.children.length && nodes.every((node, at) => node === row.children[at]);
+  if (!isSame) row.replaceChildren(...nodes);
 }
 
-// The better value, where there is more than one and they are not all the same.
-function bestOf(row, values) {
-  const known = values.filter((value) => value !== null);
-  if (!row.best || new Set(known).size < 2) return null;
-  return row.best === "least" ? Math.min(...known) : Math.max(...known);
-}
-
-/** What is still asked for is not unknown, and of a model that cannot run there is nothing to know. */
-function emptyCell(column) {
-  const text = column.isAsking ? COMPARE.pending : column.check ? COMPARE.notKnown : column.error ? COMPARE.noAnswer : "";
-  return el("span", { class: "muted", text });
-}
-
-function inBytes(value) {
-  return { value, show: (column) => shownNumber(value(column), bytes), best: "least", word: COMPARE.best.lowest };
-}
-
-function inTokens(value) {
-  return { value, show: (column) => shownNumber(value(column), tokens), best: "most", word: COMPARE.best.highest };
-}
-
-function shownNumber(number, told) {
-  return number === null || number === undefined ? null : told(number);
-}
-
-function shownVerdict(column) {
-  if (!column.status) return null;
-  const shown = [verdict(column.status, column.check?.engine.name)];
-  if (column.status === "refused") shown.push(el("p", { text: column.error.message }));
-  return shown;
-}
-
-function shownLargest({ check }) {
-  return check && (check.max_context ? tokens(check.max_context) : COMMON.none);
-}
-
-function inWords({ check }) {
-  return check?.headline;
-}
-
-function shownBars(column, page) {
-  const bars = column.fit?.bars;
-  return bars?.length ? bars.map((one) => bar(one, { scale: commonScale(page) })) : null;
-}
-
-function allBars(page) {
-  return page.columns.flatMap((column) => column.fit?.bars ?? []);
-}
-
-// All bars of all columns are drawn against the same number of bytes.
-function commonScale(page) {
-  return Math.max(1, ...allBars(page).map((one) => Math.max(one.total_bytes, one.required_bytes)));
-}
-
-function showScale(page) {
-  const bars = allBars(page);
-  page.scale.replaceChildren(...(bars.length ? [legend(bars), el("p", { class: "muted small", text: COMPARE.scale(commonScale(page)) })] : []));
-}
-
-function shownSpeed(column) {
-  const { plan } = column;
-  if (!plan?.speed) return null;
-  const { typical, decode, basis } = plan.speed;
-  const how = COMPARE.speedBasis(decode, plan.variant.name, plan.cache.name, basis);
-  return [COMPARE.speed(typical), el("p", { class: "muted", text: how })];
-}
-
-function quantization(column) {
-  if (!column.check || !column.facts) return null;
-  const named = quantizesGguf(column) ? mixOf(column) : storedAs(column.facts);
-  const parameters = column.facts.parameters;
-  const bits = parameters ? COMPARE.bitsPerWeight((column.check.estimate.model_bytes * 8) / parameters) : null;
-  return [named, bits].filter(Boolean).join(", ");
-}
-
-function storedAs(facts) {
-  const { method, format, bits } = facts.quantization ?? {};
-  return facts.mix ?? [method ?? format, bits && COMPARE.bits(bits)].filter(Boolean).join(" ");
-}
-
-function shownParameters(column) {
-  const { parameters, active_parameters: active } = column.facts ?? {};
-  if (!parameters) return null;
-  return COMPARE.parameters(parameters, active === parameters ? null : active);
-}
-
-function shownCommand(column) {
-  const command = column.check?.command;
-  if (!command) return column.check ? COMPARE.noCommand : null;
-  return [
-    el("pre", { class: "command", tabindex: "0", "aria-label": COMPARE.commandLabel }, el("code", { text: command })),
-    el("button", { type: "button", text: COMPARE.copyCommand, onclick: (event) => copy(command, event.currentTarget) }),
-  ];
+/** The room of a value that is still to come. */
+function skeleton(lines) {
+  const rows = Array.from({ length: lines }, () => el("span", { class: "skeleton", "aria-hidden": "true", text: "0" }));
+  return el("span", { class: "compare-skeleton" }, rows);
 }

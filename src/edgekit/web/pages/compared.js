@@ -1,4 +1,4 @@
-// The models picked for a comparison: kept while other pages are shown, listed at the foot of the home page.
+// The models picked for a comparison. They stay while other pages are shown; the tray on the home page lists them.
 
 import { query } from "./api.js";
 import { el } from "./dom.js";
@@ -45,7 +45,12 @@ export function compareBox(model) {
     box.disabled = compared.isFull && !box.checked;
   };
   show();
-  const words = el("span", { class: "compare-word" }, HOME.compare, el("span", { class: "offscreen", text: ` ${model.title}` }));
+  const words = el(
+    "span",
+    { class: "compare-word" },
+    HOME.compare,
+    el("span", { class: "offscreen", text: ` ${model.title}` }),
+  );
   return { label: el("label", { class: "check compare-check" }, box, words), box, show };
 }
 
@@ -72,10 +77,9 @@ export function compareTray(engineOf) {
     const { models } = compared;
     const isInside = node.contains(document.activeElement);
     node.hidden = models.length === 0;
-    const go =
-      models.length < 2
-        ? el("p", { class: "muted tray-hint", text: HOME.compareMore })
-        : el("a", { class: "button primary", href: linkOf(models, engineOf()), text: HOME.compareCount(models.length) });
+    const go = models.length < 2
+      ? el("p", { class: "muted tray-hint", text: HOME.compareMore })
+      : el("a", { class: "button primary", href: linkOf(models, engineOf()), text: HOME.compareCount(models.length) });
     node.replaceChildren(
       el("ul", { class: "tags" }, models.map(tag)),
       go,

@@ -6,12 +6,12 @@ import { COMMON, SETTINGS } from "./texts.js";
 
 const LEAST = 512;
 const STEPS = 240; // of the slider: about 3 % each
-const CELL = 256; // engines keep whole cells
-const FALLBACK_MOST = 131072; // where the model does not say what it was made for
+const CELL = 256; // engines round contexts up to this
+const FALLBACK_MOST = 131072; // for a model without a trained context
 const UNITS = { k: 1024, m: 1024 ** 2 };
 const MOST = 2 ** 31 - 1;
 
-/** "32k", "32,768" -> 32768; null for what is no number of tokens. */
+/** "32k", "32,768" -> 32768; null if it is not a number of tokens. */
 export function readTokens(text) {
   const found = /^(\d+(?:\.\d+)?)([km]?)$/i.exec(text.replaceAll(/[,\s_]/g, ""));
   if (!found) return null;
@@ -19,7 +19,7 @@ export function readTokens(text) {
   return Number.isInteger(number) && number >= 1 && number <= MOST ? number : null;
 }
 
-/** Tokens that a place on the scale means: whole cells, and marks exactly. */
+/** The tokens at a position of the slider: a multiple of CELL, or exactly a mark that is near. */
 function tokensAt(place, most, marks) {
   const exact = LEAST * (most / LEAST) ** (place / STEPS);
   const near = marks.find((mark) => Math.abs(placeOf(mark, most) - place) <= 0.5);
@@ -27,7 +27,7 @@ function tokensAt(place, most, marks) {
   return Math.min(most, Math.max(LEAST, Math.round(exact / CELL) * CELL));
 }
 
-/** Where a step of the scale is less than a cell, a cell is the step: the slider never sticks. */
+/** Moves by at least one cell, so that the slider does not stick where its steps are smaller. */
 function nextTokens(place, { most, marks, context, place: before }) {
   const count = tokensAt(place, most, marks);
   if (count !== context || place === before) return count;
@@ -39,7 +39,7 @@ function placeOf(count, most) {
   return (STEPS * Math.log(bound / LEAST)) / Math.log(most / LEAST);
 }
 
-/** How far the slider goes: twice what the model was made for. */
+/** The right end of the slider: twice the trained context. */
 function mostOf(native, context) {
   return Math.max(2 * (native ?? FALLBACK_MOST), context ?? 0, 2 * LEAST);
 }
@@ -47,11 +47,14 @@ function mostOf(native, context) {
 /** The control; `show({context, native, largest, isAuto})` sets it. `onpick(tokens or null, event)`. */
 export function contextControl(onpick) {
   const state = { most: 2 * FALLBACK_MOST, marks: [] };
-  const slider = el("input", { type: "range", id: "context-slider", min: 0, max: STEPS, step: 1, "aria-label": SETTINGS.contextSlider });
-  const field = el("input", { id: "context", inputMode: "numeric", autocomplete: "off", maxLength: 12, "aria-describedby": "context-hint" });
+  const range = { type: "range", min: 0, max: STEPS, step: 1 };
+  const slider = el("input", { id: "context-slider", ...range, "aria-label": SETTINGS.contextSlider });
+  const digits = { inputMode: "numeric", autocomplete: "off", maxLength: 12 };
+  const field = el("input", { id: "context", ...digits, "aria-describedby": "context-hint" });
   const hint = el("p", { id: "context-hint", class: "hint" });
   const ticks = el("div", { class: "ticks" });
-  const auto = el("button", { type: "button", class: "quiet small", text: COMMON.auto, title: SETTINGS.contextAuto, onclick: (event) => onpick(null, event) });
+  const auto = el("button", { type: "button", class: "quiet small", text: COMMON.auto, title: SETTINGS.contextAuto });
+  auto.addEventListener("click", (event) => onpick(null, event));
   slider.addEventListener("input", (event) => {
     const count = nextTokens(Number(slider.value), state);
     field.value = tokens(count);
@@ -77,12 +80,12 @@ function typed(field, hint, accept) {
   hint.classList.toggle("wrong", count === null);
   if (count === null) hint.textContent = SETTINGS.contextWrong(field.value.slice(0, 20));
   else {
-    field.value = tokens(count); // as every other number of the page
+    field.value = tokens(count); // with thousands separators
     accept(count);
   }
 }
 
-/** What was not taken does not stay beside an answer for another number. */
+/** Resets an invalid entry to the context in use. */
 function putBack(field, context) {
   if (field.getAttribute("aria-invalid") !== "true") return;
   field.setAttribute("aria-invalid", "false");
@@ -113,20 +116,31 @@ function show(parts, { context, native, largest, isAuto, because }) {
   showTicks(parts, native, largest);
 }
 
-/** The native context and the largest that fits, as marks that can be pressed. */
+/** The trained context and the largest that fits, as buttons at their positions. */
 function showTicks({ state, ticks, onpick }, native, largest) {
   const wanted = JSON.stringify([state.most, native, largest]);
   if (ticks.dataset.drawn === wanted) return;
   ticks.dataset.drawn = wanted;
   const isOne = native && native === largest;
   const rows = isOne ? [[native, "both"]] : [[native, "native"], [largest, "largest"]];
-  ticks.replaceChildren(...rows.filter(([count]) => count).map(([count, kind]) => tick(count, kind, state.most, onpick)));
+  const known = rows.filter(([count]) => count);
+  ticks.replaceChildren(...known.map(([count, kind]) => tick(count, kind, state.most, onpick)));
 }
 
 function tick(count, kind, most, onpick) {
   const word = SETTINGS.ticks[kind];
   const mark = el("span", { class: "tick", "aria-hidden": "true" });
   mark.style.left = `${(100 * placeOf(count, most)) / STEPS}%`;
-  const button = el("button", { type: "button", class: "quiet small", title: tokens(count), text: SETTINGS.tick(word, count), "aria-label": SETTINGS.tickLabel(word, count), onclick: (event) => onpick(count, event) });
+  const words = {
+    title: tokens(count),
+    text: SETTINGS.tick(word, count),
+    "aria-label": SETTINGS.tickLabel(word, count),
+  };
+  const button = el("button", {
+    type: "button",
+    class: "quiet small",
+    ...words,
+    onclick: (event) => onpick(count, event),
+  });
   return el("div", { class: `tick-row ${kind === "native" ? "native" : "largest"}` }, mark, button);
 }

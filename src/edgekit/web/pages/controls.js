@@ -1,23 +1,85 @@
-// Settings -> controls: only what the engine has, each with a label, told at once when it changes.
+// The controls: quantisation, context and KV cache; the other settings of the engine are under "More settings".
 
+import { cacheFlags, cacheName, cacheTypes } from "./cache_names.js";
 import { contextControl } from "./context_control.js";
 import { el } from "./dom.js";
-import { CONTROL_KEYS, ENGINES, engineLabel, engineNamed } from "./engines.js";
+import { CONTROL_KEYS, engineLabel, engineNamed, ENGINES } from "./engines.js";
 import { COMMON, SETTINGS } from "./texts.js";
 
-const KNOWN = new Set(["engine", "context", ...CONTROL_KEYS]);
+const KNOWN = new Set(["engine", "context", "quant", ...CONTROL_KEYS]);
+const UNNAMED = "auto"; // a cache type that the engine chooses when it starts
+const AUTO = ""; // the value of a menu's first entry
 const ONE_CACHE = { key: "one_cache", kind: "note", need: "oneCache" };
 
-const YES = new Set(["true", "yes", "on", "1", "t", "y"]); // as a link may say it
+const YES = new Set(["true", "yes", "on", "1", "t", "y"]); // accepted in a link
 
-/** The rows of an engine, and a note after the last of two that must agree for some models. */
+/** The settings of an engine except its weights, and the note about K and V after the second of them. */
 function rowsOf(name) {
-  const { controls = [], cache } = engineNamed(name) ?? {};
+  const { controls = [], cache, groups } = engineNamed(name) ?? {};
   const last = cache?.keys.length > 1 ? cache.keys.at(-1) : null;
-  return controls.flatMap((row) => (row.key === last ? [row, ONE_CACHE] : [row]));
+  const others = controls.filter((row) => !groups.weights.includes(row.key));
+  return others.flatMap((row) => (row.key === last ? [row, ONE_CACHE] : [row]));
 }
 
-/** What the model and the machine have, for rows that need it. */
+/** Fills a menu and selects a value. The first entry leaves the choice to EdgeKit. */
+function fill(select, auto, rows, value) {
+  const options = [[AUTO, auto], ...rows];
+  if (!options.some(([one]) => one === value)) options.push([value, value]);
+  const now = JSON.stringify(options);
+  if (select.dataset.drawn !== now) {
+    select.dataset.drawn = now;
+    select.replaceChildren(...options.map(([one, text]) => el("option", { value: one, text })));
+  }
+  select.value = value;
+}
+
+/** The menu of quantisations. Calls onweights(flags, event), with {} for EdgeKit's choice. */
+function quantControl(settings, onweights) {
+  const select = el("select", { id: "set-quant" });
+  let rows = [];
+  select.addEventListener("input", (event) => {
+    const row = rows.find((one) => one.quant === select.value);
+    onweights(row?.flags ?? {}, event);
+  });
+  const show = ({ ladder, quantization }) => {
+    rows = ladder.rows.filter((row) => Object.keys(row.flags).length);
+    const isAuto = !Object.keys(settings.weights).length;
+    const value = isAuto ? AUTO : (ladder.chosenRow()?.quant ?? Object.values(settings.weights)[0]);
+    const best = isAuto ? quantization : ladder.rows.find((row) => row.is_chosen)?.quant;
+    const texts = rows.map((row) => [row.quant, SETTINGS.quantizationOption(row.quant, row.download_bytes)]);
+    fill(select, best ? SETTINGS.valueAuto(best) : COMMON.auto, texts, value);
+  };
+  const node = el(
+    "div",
+    { class: "control wide" },
+    el("label", { htmlFor: select.id, text: SETTINGS.quantization }),
+    select,
+  );
+  return { node, show };
+}
+
+/** The menu of KV cache types, one for K and V; if they differ, an entry names both. */
+function cacheControl(settings, oncache) {
+  const select = el("select", { id: "set-cache" });
+  select.addEventListener("input", (event) => {
+    const { keys, also } = engineNamed(settings.engine).cache;
+    const taken = Object.fromEntries([...keys, ...Object.keys(also)].map((key) => [key, null]));
+    oncache(select.value === AUTO ? taken : cacheFlags(select.value, settings.engine), event);
+  });
+  const node = el("div", { class: "control wide" }, el("label", { htmlFor: select.id, text: SETTINGS.cache }), select);
+  const show = ({ engine }) => {
+    const { keys = [] } = engineNamed(engine)?.cache ?? {};
+    node.hidden = keys.length === 0;
+    const isAuto = keys.every((key) => settings.isAuto(key));
+    const now = cacheName(settings);
+    const isNamed = isAuto && now !== UNNAMED;
+    const rows = cacheTypes(engine).map((one) => [one, one]);
+    fill(select, isNamed ? SETTINGS.valueAuto(now) : COMMON.auto, rows, isAuto ? AUTO : now);
+  };
+  return { node, show };
+}
+
+/** Facts about the model and the machine that some settings need. */
 function has(need, facts) {
   return !need || Boolean(facts[need]);
 }
@@ -28,25 +90,28 @@ const own = (row, facts) => {
   return fact ?? row.default ?? "";
 };
 
-/** A menu whose first entry is the engine's own choice. */
+/** A menu; its first entry is the engine's default. */
 function menu(row, onpick) {
   const first = el("option", { value: "" });
   const others = row.values.filter((value) => value !== row.default);
-  const select = el("select", { id: `set-${row.key}` }, first, ...others.map((value) => el("option", { value, text: value })));
+  const options = others.map((value) => el("option", { value, text: value }));
+  const select = el("select", { id: `set-${row.key}` }, first, options);
   select.addEventListener("input", (event) => onpick(row.key, select.value || null, event));
   const show = (value, isAuto, facts) => {
     const engines = own(row, facts);
-    first.textContent = isAuto && value !== null && String(value) !== row.default ? SETTINGS.valueAuto(value) : String(engines);
+    const isSettled = isAuto && value !== null && String(value) !== row.default;
+    first.textContent = isSettled ? SETTINGS.valueAuto(value) : String(engines);
     select.value = isAuto || value === row.default ? "" : String(value);
     if (select.selectedIndex < 0) select.append(el("option", { value, text: value, selected: true }));
   };
   return { input: select, show };
 }
 
-/** A whole number. What is no such number is told, and does not stay in the field. */
+/** A field for a whole number. It explains and then drops anything else. */
 function number(row, onpick) {
   const hint = el("p", { id: `hint-${row.key}`, class: "hint wrong" });
-  const input = el("input", { id: `set-${row.key}`, type: "number", min: row.least, max: row.most, step: 1, "aria-describedby": hint.id });
+  const limits = { type: "number", min: row.least, max: row.most, step: 1 };
+  const input = el("input", { id: `set-${row.key}`, ...limits, "aria-describedby": hint.id });
   const accepted = SETTINGS.wholeNumber(row.least, row.most);
   let inForce = "";
   input.addEventListener("input", (event) => {
@@ -54,7 +119,7 @@ function number(row, onpick) {
     input.setAttribute("aria-invalid", String(!valid));
     hint.textContent = valid ? "" : accepted;
     if (!valid) return;
-    inForce = input.value && String(Number(input.value)); // 1e3 is a number of the field, and no flag's
+    inForce = input.value && String(Number(input.value)); // the field accepts 1e3, the flag does not
     onpick(row.key, inForce || null, event);
   });
   input.addEventListener("blur", () => {
@@ -66,7 +131,7 @@ function number(row, onpick) {
     inForce = isAuto ? "" : value;
     if (document.activeElement === input) return;
     input.value = inForce;
-    hint.textContent = ""; // what was not taken is gone by now
+    hint.textContent = ""; // the invalid entry is gone
   };
   return { input, hint, show };
 }
@@ -92,7 +157,7 @@ function toggle(row, onpick) {
   return { input, isInline: true, show: (value) => (input.checked = YES.has(String(value).toLowerCase())) };
 }
 
-/** A slider over the layers beside a box that leaves the choice to EdgeKit. */
+/** A slider for a number of layers, and a checkbox that leaves the choice to EdgeKit. */
 function layers(row, onpick) {
   const input = el("input", { id: `set-${row.key}`, type: "range", min: 0, step: 1 });
   const auto = el("input", { type: "checkbox", id: `auto-${row.key}` });
@@ -105,11 +170,14 @@ function layers(row, onpick) {
     say(Number(input.value));
     onpick(row.key, word(Number(input.value)), event);
   });
-  auto.addEventListener("input", (event) => onpick(row.key, auto.checked ? null : word(Number(input.value)), event));
+  auto.addEventListener("input", (event) => {
+    onpick(row.key, auto.checked ? null : word(Number(input.value)), event);
+  });
   const show = (value, isAuto, facts) => {
     most = facts.layers + row.extra;
     input.max = most;
-    const count = value === "all" || value === "auto" ? most : Math.min(most, Number(value ?? (row.extra && facts.onGpu ? most : 0)));
+    const isAll = value === "all" || value === "auto" || (value === null && row.extra && facts.onGpu);
+    const count = isAll ? most : Math.min(most, Number(value ?? 0));
     input.value = count;
     auto.checked = isAuto;
     say(count);
@@ -118,7 +186,7 @@ function layers(row, onpick) {
   return { input, beside: told, above: choice, show };
 }
 
-/** What was found out about the settings above it. */
+/** A note below settings. */
 function note({ need }) {
   const node = el("p", { class: "hint" });
   return { node, show: (_value, _isAuto, facts) => (node.textContent = facts[need]) };
@@ -135,39 +203,60 @@ function framed(row, made) {
   return el("div", { class: `control${row.is_wide || made.beside ? " wide" : ""}` }, head, body, made.hint);
 }
 
-/** What the address says beyond the controls, each with a way to take it back. */
+/** Settings of the address that have no control, each with a button to remove it. */
 function others(settings, onpick) {
   const keys = Object.keys(settings.chosen).filter((key) => !KNOWN.has(key));
   if (!keys.length) return null;
-  const chip = (key) =>
-    el("li", {}, el("code", { text: `${key} = ${settings.chosen[key]}` }), el("button", { type: "button", class: "quiet small", text: COMMON.remove, "aria-label": COMMON.removeNamed(key), onclick: (event) => onpick(key, null, event) }));
-  return el("div", { class: "control wide" }, el("p", { class: "label", text: SETTINGS.fromLink }), el("ul", { class: "chips" }, ...keys.map(chip)));
+  const chip = (key) => {
+    const props = { type: "button", class: "quiet small", text: COMMON.remove, "aria-label": COMMON.removeNamed(key) };
+    const remove = el("button", { ...props, onclick: (event) => onpick(key, null, event) });
+    return el("li", {}, el("code", { text: `${key} = ${settings.chosen[key]}` }), remove);
+  };
+  const title = el("p", { class: "label", text: SETTINGS.fromLink });
+  return el("div", { class: "control wide" }, title, el("ul", { class: "set-by-link" }, keys.map(chip)));
 }
 
-/** {node, show(facts)}: onpick(key, value or null, event) hears every change. */
-export function controls(settings, onpick) {
+/**
+ * {node, show(facts)}. Calls onpick(key, value or null, event) for every change, onweights(flags, event) for another
+ * quantisation, oncache(flags, event) for another cache type.
+ */
+export function controls(settings, { onpick, onweights, oncache }) {
+  const quant = quantControl(settings, onweights);
   const context = contextControl((count, event) => onpick("context", count === null ? null : String(count), event));
+  const cache = cacheControl(settings, oncache);
   const engine = engineMenu(onpick);
   const grid = el("div", { class: "control-grid" });
+  const isSet = Object.keys(settings.chosen).some((key) => !["context", "engine", "quant"].includes(key));
+  const more = el(
+    "details",
+    { class: "unfold more-settings", open: isSet },
+    el("summary", { text: SETTINGS.more }),
+    el("div", { class: "controls" }, engine.node, grid),
+  );
   let rows = [];
   let drawn = "";
   const build = (facts) => {
     const wanted = rowsOf(facts.engine).filter((row) => has(row.need, facts));
-    const now = JSON.stringify([facts.engine, wanted.map((row) => row.key), Object.keys(settings.chosen).filter((key) => !KNOWN.has(key))]);
+    const unknown = Object.keys(settings.chosen).filter((key) => !KNOWN.has(key));
+    const now = JSON.stringify([facts.engine, wanted.map((row) => row.key), unknown]);
     if (now === drawn) return;
     drawn = now;
     const focused = grid.contains(document.activeElement) ? document.activeElement : null;
     rows = wanted.map((row) => ({ row, made: KINDS[row.kind](row, onpick) }));
-    grid.replaceChildren(...rows.map(({ row, made }) => framed(row, made)), ...[others(settings, onpick)].filter(Boolean));
+    const nodes = rows.map(({ row, made }) => framed(row, made));
+    grid.replaceChildren(...nodes, ...[others(settings, onpick)].filter(Boolean));
     if (focused) ((focused.id && grid.querySelector(`#${focused.id}`)) || engine.select).focus();
   };
   const show = (facts) => {
     build(facts);
+    quant.show(facts);
+    cache.show(facts);
     engine.show(settings, facts);
     context.show({ ...facts, isAuto: settings.isAuto("context") });
     for (const { row, made } of rows) made.show(settings.value(row.key), settings.isAuto(row.key), facts);
   };
-  return { node: el("div", { class: "controls" }, engine.node, context.node, grid), show };
+  const showQuant = (facts) => quant.show(facts);
+  return { node: el("div", { class: "controls" }, quant.node, context.node, cache.node, more), show, showQuant };
 }
 
 function engineMenu(onpick) {
@@ -178,6 +267,11 @@ function engineMenu(onpick) {
     select.options[0].textContent = settings.isAuto("engine") && named ? SETTINGS.engineAuto(named) : COMMON.auto;
     select.value = settings.chosen.engine ?? "";
   };
-  const node = el("div", { class: "control wide" }, el("label", { htmlFor: "set-engine", text: COMMON.engine }), select);
+  const node = el(
+    "div",
+    { class: "control wide" },
+    el("label", { htmlFor: "set-engine", text: COMMON.engine }),
+    select,
+  );
   return { node, select, show };
 }

@@ -1,4 +1,4 @@
-// The API's page: every path of /api/v1/openapi.json with its fields and a command to try.
+// The API page: every path of /api/v1/openapi.json with its fields and an example command.
 
 import { call } from "./api.js";
 import { copy, el, fault, scrollTable } from "./dom.js";
@@ -7,7 +7,7 @@ import { API_PAGE, COMMON } from "./texts.js";
 
 const METHODS = ["get", "post", "put", "delete"];
 const SAMPLES = { model: "qwen3-8b", id: "qwen3-8b", job_id: "ID" };
-const OPEN_FIELDS = 8; // longer tables wait until they are opened
+const OPEN_FIELDS = 8; // longer tables are folded
 const LOOPBACK = new Set(["127.0.0.1", "localhost", "[::1]"]); // elsewhere a token is needed
 const RAW = "/api/v1/openapi.json";
 
@@ -24,14 +24,14 @@ async function render(root, _params, { signal }) {
     const spec = await call("openapi.json", {}, { signal });
     const all = operations(spec);
     room.replaceChildren(contents(all), ...all.map((one) => operation(one, spec)));
-    document.getElementById(location.hash.slice(1))?.scrollIntoView(); // it was not there when the browser looked
+    document.getElementById(location.hash.slice(1))?.scrollIntoView(); // it did not exist when the browser tried
   } catch (error) {
     if (error.name === "AbortError") return;
     room.replaceChildren(el("div", { class: "error", role: "alert" }, ...fault(error.message, () => show())));
   }
 }
 
-/** Every method of every path; GET and POST of one path take the same fields, and stand together. */
+/** Every method of every path; GET and POST of one path take the same fields and are shown together. */
 function operations(spec) {
   return Object.entries(spec.paths).flatMap(([path, item]) => {
     const shared = item.parameters ?? [];
@@ -51,13 +51,13 @@ function contents(all) {
   return el("nav", { class: "panel api-contents", "aria-label": API_PAGE.paths }, el("ul", {}, links));
 }
 
-/** A part of the specification that is only pointed to. */
+/** Resolves a $ref. */
 function resolved(spec, part) {
   const path = part?.$ref?.split("/").slice(1);
   return path ? path.reduce((at, name) => at?.[name], spec) : part;
 }
 
-/** The fields of an operation, from its parameters and its body, in one shape. */
+/** The fields of an operation, from its parameters and its body. */
 function fieldsOf(one, spec) {
   const parameters = [...one.shared, ...(one.parameters ?? [])].map((part) => resolved(spec, part));
   const inQuery = parameters.map(({ name, in: where, required: isNeeded, schema, description }) => ({
@@ -78,7 +78,7 @@ function fieldsOf(one, spec) {
   return [...inQuery, ...inBody];
 }
 
-/** "text", "number | text", "list of text": what may be given. */
+/** The type of a field: "text", "number | text", "list of text". */
 function typeOf(schema, spec) {
   const plain = resolved(spec, schema) ?? {};
   if (plain.enum) return plain.enum.map(String).join(" | ");
@@ -97,7 +97,7 @@ function fieldTable(fields, spec, title) {
       el("th", { scope: "row" }, el("code", { text: field.name }), field.isNeeded && needed()),
       el("td", { class: "small", text: typeOf(field.schema, spec) }),
       el("td", { text: field.told ?? "" }),
-    ),
+    )
   );
   return scrollTable(API_PAGE.fieldsOf(title), "fields", API_PAGE.columns, el("tbody", {}, rows));
 }
@@ -106,20 +106,23 @@ const needed = () => el("small", { class: "muted", text: API_PAGE.required });
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-/** A value to try a field with: the specification's own, or a known one. */
+/** An example value of a field: the specification's, else a known one. */
 function sample({ name, schema }) {
   return schema?.examples?.[0] ?? schema?.example ?? SAMPLES[name] ?? API_PAGE.sample;
 }
 
-/** A curl command that works as it stands, where the fields have examples. */
+/** A curl command; it works unchanged if every field has an example. */
 function curl(one, fields) {
   const given = fields.filter((field) => field.isNeeded || field.name === "model" || field.where === "path");
   const at = (where) => given.filter((field) => field.where === where).map((field) => [field.name, sample(field)]);
-  const path = at("path").reduce((text, [name, value]) => text.replace(`{${name}}`, encodeURIComponent(value)), one.path);
+  const path = at("path").reduce(
+    (text, [name, value]) => text.replace(`{${name}}`, encodeURIComponent(value)),
+    one.path,
+  );
   const search = at("query").length ? `?${new URLSearchParams(at("query"))}` : "";
   const words = ["curl", quoted(location.origin + path + search)];
   if (!LOOPBACK.has(location.hostname)) words.push("-H", quoted("Authorization: Bearer TOKEN"));
-  if (path.endsWith("/events")) words.splice(1, 0, "-N"); // each event as it comes
+  if (path.endsWith("/events")) words.splice(1, 0, "-N"); // do not buffer events
   if (one.method === "post") words.push("--json", quoted(JSON.stringify(Object.fromEntries(at("body")))));
   else if (one.method !== "get") words.splice(1, 0, `-X ${one.method.toUpperCase()}`);
   return words.join(" ");

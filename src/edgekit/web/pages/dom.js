@@ -1,4 +1,4 @@
-// Nodes from plain values: text is always text, never markup.
+// Builds DOM nodes. Text is always inserted as text, never as markup.
 
 import { COMMON } from "./texts.js";
 
@@ -30,42 +30,42 @@ export function svg(tag, props = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), props, children);
 }
 
-/** Room for something that may be wider than the page: it can be moved sideways, by keys too. */
+/** A box that scrolls sideways, also by keyboard, for content wider than the page. */
 export function scrollRoom(label, ...children) {
   return el("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": label }, ...children);
 }
 
-/** A table in such a room. */
+/** A table in a box that scrolls sideways. */
 export function scrollTable(label, className, columns, body) {
   const head = columns.map((one) => el("th", { scope: "col", class: one.class }, one.text ?? one));
   return scrollRoom(label, el("table", { class: className }, el("thead", {}, el("tr", {}, head)), body));
 }
 
-/** What went wrong, and a way to try again. */
+/** An error message and a "Try again" button. */
 export function fault(message, retry) {
   const again = el("button", { type: "button", text: COMMON.tryAgain });
   again.addEventListener("click", () => {
-    again.ariaBusy = "true"; // it stays until there is an answer
+    again.ariaBusy = "true"; // the button stays until the answer comes
     retry();
   });
   return [el("p", { text: message }), again];
 }
 
-/** New children. Who was in the old ones is led to their first button, or to `next`, instead of to nowhere. */
+/** Replaces the children. If one of them had the focus, it moves to the first new button, else to `next`. */
 export function refill(node, children, next) {
   const isInside = node.contains(document.activeElement);
   node.replaceChildren(...children);
   if (isInside) (node.querySelector("button") ?? next).focus({ preventScroll: true });
 }
 
-/** Says it to those who listen instead of look. */
+/** Announces the text to screen readers. */
 export function announce(text) {
   const region = document.getElementById("announcer");
   region.textContent = "";
   requestAnimationFrame(() => (region.textContent = text));
 }
 
-/** Without permission or https there is still the old way. */
+/** Copies without the clipboard API, which needs https or localhost, and permission. */
 function copyBySelection(text) {
   const area = el("textarea", { class: "offscreen", value: text, readOnly: true });
   document.body.append(area);
@@ -75,7 +75,7 @@ function copyBySelection(text) {
   return isDone;
 }
 
-/** Puts text on the clipboard; the button says how it went. */
+/** Copies the text to the clipboard. The button shows whether it worked. */
 export async function copy(text, button) {
   let isDone = true;
   try {
@@ -83,20 +83,21 @@ export async function copy(text, button) {
   } catch {
     isDone = copyBySelection(text);
   }
-  const told = isDone ? COMMON.copied : COMMON.copyFailed;
-  announce(told);
-  if (button) flash(button, told);
+  const message = isDone ? COMMON.copied : COMMON.copyFailed;
+  announce(message);
+  if (button) flash(button, message);
 }
 
-function flash(button, told) {
-  button.dataset.said ??= button.textContent;
-  button.textContent = told;
+/** Shows the message on the button for a moment. */
+function flash(button, message) {
+  button.dataset.label ??= button.textContent;
+  button.textContent = message;
   clearTimeout(Number(button.dataset.timer));
-  button.dataset.timer = setTimeout(() => (button.textContent = button.dataset.said), 1600);
+  button.dataset.timer = setTimeout(() => (button.textContent = button.dataset.label), 1600);
   button.focus?.();
 }
 
-/** Calls f at most once per animation frame, however often it is asked to. */
+/** A function that calls f in the next animation frame, at most once per frame. */
 export function oncePerFrame(f) {
   let isAsked = false;
   return () => {

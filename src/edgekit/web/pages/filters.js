@@ -41,7 +41,7 @@ export function speedOf({ model, card }) {
 const { compare: inOrder } = new Intl.Collator("en", { numeric: true }); // made once: it is called thousands of times
 const ofFitting = (value) => (item) => (isFitting(item.card) ? (value(item.card) ?? null) : null);
 
-/** The columns and other keys to sort by: the value of a model (null: not known), and whether the largest comes first. */
+/** The columns and other sort keys: the value of a model (null: unknown), and whether the largest comes first. */
 const SORTS = {
   name: { value: ({ model }) => model.title },
   speed: { value: speedOf, isDown: true, isJudged: true },
@@ -53,7 +53,7 @@ const SORTS = {
 };
 
 /** "-speed" -> {name: "speed", isReversed: true}. */
-export function sortOf(sort) {
+function sortOf(sort) {
   const isReversed = sort.startsWith("-");
   return { name: isReversed ? sort.slice(1) : sort, isReversed };
 }
@@ -116,8 +116,6 @@ export function matcher(state) {
     (!state.fits || card === null || isFitting(card));
 }
 
-export const isFiltered = (state) => ["q", "size", "publisher", "fits"].some((name) => state[name]);
-
 /** The address's parameters, where they are valid. */
 export function stateOf(query) {
   const state = { ...DEFAULTS };
@@ -148,7 +146,7 @@ function menu(id, label, options, value, onpick) {
 /** One chip per task; the chosen one is pressed. onChange(name) after state[name] was set. */
 export function taskChips(state, onChange) {
   const chips = Object.entries(HOME.tasks).map(([task, text]) =>
-    el("button", { type: "button", class: "chip", text, "data-task": task, onclick: () => choose(task) }),
+    el("button", { type: "button", class: "chip", text, "data-task": task, onclick: () => choose(task) })
   );
   const mark = () => {
     for (const chip of chips) chip.setAttribute("aria-pressed", String(chip.dataset.task === state.task));
@@ -166,7 +164,13 @@ export function taskChips(state, onChange) {
 /** Which engine the answers are for. */
 export function engineMenu(state, onChange) {
   const options = COMPARED.map((name) => [name, HOME.forEngine(engineLabel(name))]);
-  return menu("home-engine", COMMON.engine, options, state.engine, (value) => ((state.engine = value), onChange("engine")));
+  return menu(
+    "home-engine",
+    COMMON.engine,
+    options,
+    state.engine,
+    (value) => ((state.engine = value), onChange("engine")),
+  );
 }
 
 /** The menu of orders; a reversed one, which only a column's head sets, is added while it is chosen. */

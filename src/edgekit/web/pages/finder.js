@@ -6,17 +6,25 @@ import { params } from "./format.js";
 import { FINDER } from "./texts.js";
 
 const MOST = 8; // completions shown
-const HUB_LEAST = 3; // characters before the hub is worth asking
+const HUB_LEAST = 3; // characters before a search of the hub is offered
 
 let lastId = 0;
 
 /**
- * {node, input, close()}. onpick(reference) hears a chosen completion, or what was typed when Enter is pressed.
- * oninput(text), if given, hears every change (the home page filters its table by it).
+ * {node, input, close()}. Calls onpick(reference) with the chosen completion, or with the typed text on Enter, and
+ * oninput(text), if given, on every change (the home page filters its table by it).
  */
-export function finder({ label, placeholder = FINDER.placeholder, value = "", isLarge = false, onpick, oninput, signal }) {
+export function finder(
+  { label, placeholder = FINDER.placeholder, value = "", isLarge = false, onpick, oninput, signal },
+) {
   const id = `finder-${++lastId}`;
-  const list = el("div", { class: "found-list", role: "listbox", id: `${id}-list`, "aria-label": FINDER.found, hidden: true });
+  const list = el("div", {
+    class: "found-list",
+    role: "listbox",
+    id: `${id}-list`,
+    "aria-label": FINDER.found,
+    hidden: true,
+  });
   const input = el("input", {
     id,
     type: "search",
@@ -53,8 +61,8 @@ class Finder {
   #input;
   #list;
   #onpick;
-  #asked = new AbortController();
-  #at = -1; // the option that is marked
+  #request = new AbortController();
+  #at = -1; // index of the highlighted option
 
   constructor(input, list, onpick) {
     this.#input = input;
@@ -63,16 +71,16 @@ class Finder {
   }
 
   async complete() {
-    this.#asked.abort();
-    this.#asked = new AbortController();
-    const { signal } = this.#asked;
+    this.#request.abort();
+    this.#request = new AbortController();
+    const { signal } = this.#request;
     const typed = this.#input.value.trim();
     if (!typed) return this.close();
     try {
       const { models } = await call("complete", { q: typed, limit: MOST }, { signal });
       if (!signal.aborted && document.activeElement === this.#input) this.#show(typed, models);
     } catch (error) {
-      if (!signal.aborted && !isPassing(error)) this.close(); // the box still takes what is typed
+      if (!signal.aborted && !isPassing(error)) this.close(); // without completions the box still works
     }
   }
 
@@ -92,24 +100,33 @@ class Finder {
   }
 
   #option(reference, title, detail) {
-    const option = el("div", { role: "option", "aria-selected": "false" }, el("span", { text: title }), el("small", { text: detail }));
-    option.addEventListener("pointerdown", (event) => event.preventDefault()); // the focus stays in the box
+    const option = el(
+      "div",
+      { role: "option", "aria-selected": "false" },
+      el("span", { text: title }),
+      el("small", { text: detail }),
+    );
+    option.addEventListener("pointerdown", (event) => event.preventDefault()); // keeps the focus in the box
     option.addEventListener("click", () => this.#pick(reference));
     return option;
   }
 
   /** The last row: search the hub for what was typed. */
   #hubOption(typed) {
-    const option = el("div", { role: "option", "aria-selected": "false" }, el("span", { text: FINDER.searchHub(typed) }));
+    const option = el(
+      "div",
+      { role: "option", "aria-selected": "false" },
+      el("span", { text: FINDER.searchHub(typed) }),
+    );
     option.addEventListener("pointerdown", (event) => event.preventDefault());
     option.addEventListener("click", () => this.#searchHub(typed));
     return option;
   }
 
   async #searchHub(typed) {
-    this.#asked.abort();
-    this.#asked = new AbortController();
-    const { signal } = this.#asked;
+    this.#request.abort();
+    this.#request = new AbortController();
+    const { signal } = this.#request;
     this.#fill([this.#note(FINDER.searching)]);
     try {
       const { models } = await call("hub_search", { q: typed, limit: MOST }, { signal });
@@ -154,9 +171,10 @@ class Finder {
   }
 
   close() {
-    this.#asked.abort();
+    this.#request.abort();
     this.#fill([]);
   }
 }
 
-const detailOf = ({ publisher, parameters }) => [publisher, parameters && params(parameters)].filter(Boolean).join(" · ");
+const detailOf = ({ publisher, parameters }) =>
+  [publisher, parameters && params(parameters)].filter(Boolean).join(" · ");

@@ -24,16 +24,19 @@ export function bytes(n) {
   return found ? `${twoPlaces(n / found[0])} ${found[1]}` : `${n} B`;
 }
 
+/** One place; exactly between two, the even one, as the command line rounds: 6.25 -> "6.2". */
+const onePlace = (x) => grouped1.format((x * 4) % 4 === 1 ? x - 0.01 : x);
+
 /** 4703649792 -> "4.4 GiB": for headlines and bars; bytes() has the second decimal. */
 export function gib(n) {
-  if (n >= 1024 ** 3) return `${grouped1.format(n / 1024 ** 3)} GiB`;
+  if (n >= 1024 ** 3) return `${onePlace(n / 1024 ** 3)} GiB`;
   return n >= 1024 ** 2 ? `${Math.round(n / 1024 ** 2)} MiB` : bytes(n);
 }
 
 /** (6549825126, 12348030976) -> "6.1 of 11.5 GiB"; a part too small for the unit has its own: "52 MiB of 11.5 GiB". */
 export function gibOf(part, whole) {
   const isSmall = part < 0.1 * 1024 ** 3 || whole < 1024 ** 3;
-  return isSmall ? `${gib(part)} of ${gib(whole)}` : `${grouped1.format(part / 1024 ** 3)} of ${gib(whole)}`;
+  return isSmall ? `${gib(part)} of ${gib(whole)}` : `${onePlace(part / 1024 ** 3)} of ${gib(whole)}`;
 }
 
 /** 32768 -> "32,768". */
@@ -81,4 +84,43 @@ export function rate(typical, about = "about ") {
 export function rateInterval([low, high]) {
   const [from, to] = [figure(low), figure(high)];
   return from === to ? "" : `${from}-${to}`;
+}
+
+/** Sizes of memory as they are sold, in GB: drivers report a little less than is on the box. */
+const SOLD = [
+  1,
+  2,
+  3,
+  4,
+  6,
+  8,
+  10,
+  11,
+  12,
+  16,
+  18,
+  20,
+  24,
+  32,
+  36,
+  40,
+  48,
+  64,
+  72,
+  80,
+  94,
+  96,
+  128,
+  141,
+  144,
+  180,
+  192,
+];
+
+/** 25216155648 -> "24 GB": a card or RAM by the label on its box. */
+export function boxed(n) {
+  const size = n / 1024 ** 3;
+  const sold = SOLD.find((one) => one >= size - 0.01) ?? Math.ceil(size / 32) * 32;
+  if (size < 0.9) return gib(n);
+  return sold >= 1024 && sold % 1024 === 0 ? `${sold / 1024} TB` : `${grouped.format(sold)} GB`;
 }

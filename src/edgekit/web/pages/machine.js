@@ -1,4 +1,4 @@
-// The machine that is asked about: this computer, or one that is only described.
+// The chosen machine: this computer, or a described one.
 
 import { call } from "./api.js";
 import { replaceQuery, travel } from "./router.js";
@@ -8,19 +8,19 @@ export { machineChooser, machinePicker } from "./picker.js";
 
 const FIELDS = ["device", "ram", "vram", "cpu"];
 
-/** {device: [...], ram, vram, cpu}: {...machine} are the fields of a call; tells "change". */
+/** {device: [...], ram, vram, cpu}; {...machine} are the fields of a call. Dispatches "change". */
 class Chosen extends EventTarget {
   device = [];
   ram = "";
   vram = "";
   cpu = "";
 
-  /** Whether it is the one that the server runs on. */
+  /** Whether it is this computer, the one that runs the server. */
   get isThis() {
     return !this.device.length && !this.ram && !this.vram && !this.cpu;
   }
 
-  /** Another machine, into the address too; nothing said is this machine. */
+  /** Chooses a machine, also in the address; without fields it is this computer. */
   set({ device = [], ram = "", vram = "", cpu = "" } = {}) {
     Object.assign(this, { device, ram, vram, cpu });
     replaceQuery(new URLSearchParams(location.search));
@@ -30,10 +30,10 @@ class Chosen extends EventTarget {
 
 export const machine = new Chosen();
 
-/** "64G" -> "64 GB"; anything else as it was typed. */
-const sizeName = (text) => text.replace(/^\s*(\d+(?:\.\d+)?)\s*G(?:i?B)?\s*$/i, "$1 GB");
+/** "64G" -> "64 GB", "64G DDR5-6000" -> "64 GB DDR5-6000"; anything else is unchanged. */
+const sizeName = (text) => text.replace(/^\s*(\d+(?:\.\d+)?)\s*G(?:i?B)?(?=\s|$)\s*/i, "$1 GB ").trim();
 
-/** What a machine is called before the server has named it: "2x RTX 3090 · 64 GB RAM". */
+/** The label of a machine until the server sends its own: "2x RTX 3090 · 64 GB RAM". */
 export function machineName({ device = [], ram = "", vram = "", cpu = "" } = machine) {
   const devices = [...device, vram && MACHINE.gpus(sizeName(vram))].filter(Boolean).join(" + ");
   return [devices, cpu, ram && MACHINE.ram(sizeName(ram))].filter(Boolean).join(" · ") || MACHINE.thisComputer;
@@ -56,21 +56,21 @@ travel({
   },
 });
 
-let table = null; // the devices, asked for once
+let table = null; // promise of the devices, requested once
 
-/** Every device that is known; the usual ones first. */
+/** All known devices, the most common first. */
 export function devices() {
   table ??= call("devices").then(
     (answer) => [...answer.devices].sort((a, b) => Number(b.usual) - Number(a.usual)),
     (error) => {
-      table = null; // asked again the next time
+      table = null; // the next call tries again
       throw error;
     },
   );
   return table;
 }
 
-export const MOST_OF_ONE = 64; // devices of one name, as the server takes
+export const MOST_OF_ONE = 64; // devices with one name; the limit of the server
 
 /** "2x RTX 3090", "2xRTX 3090", "RTX 3090 x2" -> ["RTX 3090", 2], as the server reads it. */
 export function counted(wish) {
@@ -80,14 +80,14 @@ export function counted(wish) {
   return count >= 1 && count <= MOST_OF_ONE ? [name.trim(), count] : [wish.trim(), 1];
 }
 
-/** What one wish asks for: "RTX 3090 + 2x RTX 4090" are two devices. A Ryzen is called AI Max+ 395. */
+/** [[name, count], ...] of "RTX 3090 + 2x RTX 4090". The + in the name "Ryzen AI Max+ 395" does not separate. */
 export function wishesOf(wish) {
   return wish.split(/,|(?<!max)\+/i).map(counted).filter(([name]) => name);
 }
 
 const plain = (text) => text.toLowerCase().replace(/[^a-z0-9]+/g, " ").trim();
 
-/** Rows whose name, kind or vendor have every word that was typed, in any order. */
+/** Rows with every typed word in their vendor, name or kind, in any order. */
 export function matching(rows, typed) {
   const words = plain(typed).split(" ").filter(Boolean);
   return rows.filter((row) => {
@@ -97,20 +97,20 @@ export function matching(rows, typed) {
   });
 }
 
-/** The one device that is meant: the only one with these words, or the one that is called so. */
+/** The only device with these words, or the one with exactly this name; null if neither. */
 export function namedBy(rows, typed) {
   const found = matching(rows, typed);
-  const said = plain(typed);
-  const isNamed = (row) => [row.name, `${row.vendor} ${row.name}`].some((name) => plain(name) === said);
+  const wanted = plain(typed);
+  const isNamed = (row) => [row.name, `${row.vendor} ${row.name}`].some((name) => plain(name) === wanted);
   return found.length === 1 ? found[0] : (found.find(isNamed) ?? null);
 }
 
-/** Equal rows once, with how many they are: [[row, 2], ...]. */
+/** Equal rows merged, with their count: [[row, 2], ...]. */
 export function grouped(rows) {
   const found = new Map();
   for (const row of rows) {
-    const said = JSON.stringify({ ...row, index: 0, pools: 0 });
-    found.set(said, [row, (found.get(said)?.[1] ?? 0) + 1]);
+    const key = JSON.stringify({ ...row, index: 0, pools: 0 });
+    found.set(key, [row, (found.get(key)?.[1] ?? 0) + 1]);
   }
   return [...found.values()];
 }

@@ -1,13 +1,13 @@
-// Machines to choose with one press: popular ones, and those used last, which the browser keeps.
+// Machines offered as chips: popular ones, and recently used ones from localStorage.
 
 import { MACHINE } from "./texts.js";
 
 const KEY = "edgekit-machines";
 const MAX_RECENT = 3;
-const MAX_CHARS = 200; // of one field; the server takes no more
+const MAX_CHARS = 200; // of one field; the limit of the server
 const MAX_DEVICES = 16;
 
-/** Each with the RAM that such a computer usually has. */
+/** Popular machines, each with its usual RAM. */
 export const POPULAR = [
   { text: MACHINE.popular.large, fields: { device: ["RTX 4090"], ram: "64G" } },
   { text: MACHINE.popular.usual, fields: { device: ["RTX 3060"], ram: "32G" } },
@@ -25,7 +25,7 @@ export const isSameMachine = (one, other) => written(one) === written(other);
 
 const isText = (value) => typeof value === "string" && value.length <= MAX_CHARS;
 
-/** What was kept may be of another version, or from somebody else. */
+/** Validates a stored machine: another version of EdgeKit may have written it. */
 function isMachine(value) {
   const { device, ram, vram, cpu } = value ?? {};
   const areDevices = Array.isArray(device) && device.length <= MAX_DEVICES && device.every(isText);
@@ -37,13 +37,13 @@ function kept() {
     const found = JSON.parse(localStorage.getItem(KEY) ?? "[]");
     return Array.isArray(found) ? found.filter(isMachine).slice(0, MAX_RECENT) : [];
   } catch {
-    return []; // storage is switched off, or holds something else
+    return []; // storage is disabled, or its content invalid
   }
 }
 
 const isListed = (fields) => [{ fields: {} }, ...POPULAR].some((one) => isSameMachine(one.fields, fields));
 
-/** The machines used last; the chosen one is among them, unless it has a chip of its own. */
+/** The recently used machines, including the chosen one unless it is a popular one. */
 export function recentMachines(chosen) {
   const found = kept();
   if (isListed(chosen) || found.some((one) => isSameMachine(one, chosen))) return found;
@@ -52,12 +52,12 @@ export function recentMachines(chosen) {
 
 const fieldsOf = ({ device, ram, vram, cpu }) => ({ device: [...device], ram, vram, cpu });
 
-/** Keeps a machine that the server knows; the one used last is not moved, so that chips stay where they are. */
+/** Stores a machine that the server accepted. One that is stored already keeps its place, so that chips do not move. */
 export function keepMachine(chosen) {
   if (isListed(chosen)) return;
   try {
     localStorage.setItem(KEY, JSON.stringify(recentMachines(chosen)));
   } catch {
-    // used on this page, not kept
+    // storage is disabled: used on this page only
   }
 }

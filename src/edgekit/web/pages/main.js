@@ -5,7 +5,7 @@ export { go, replaceQuery, route } from "./router.js";
 import { connection } from "./api.js";
 import { announce } from "./dom.js";
 import { finder } from "./finder.js";
-import { go, listen, onShow, show } from "./router.js";
+import { go, listen, onShow, renew, show } from "./router.js";
 import { FINDER, SHELL } from "./texts.js";
 import "./machine.js";
 import "./home.js";
@@ -56,15 +56,22 @@ function tell(banner, text, kind) {
   banner.hidden = false;
 }
 
-/** Says that the server does not answer; draws the page again when it does. */
+/** Shows a banner while the server does not answer; draws the page again when it is back. */
 function startBanner() {
   const banner = document.getElementById("banner");
   connection.addEventListener("lost", () => tell(banner, SHELL.serverStopped, "lost"));
   connection.addEventListener("back", () => {
     tell(banner, SHELL.serverBack, "back");
     setTimeout(() => (banner.hidden = !connection.isLost), 4000);
-    show();
+    renew();
+    reloadIfUpdated();
   });
+}
+
+/** Loads the page again if the server now has another version of it (404), or wants a new token (401). */
+async function reloadIfUpdated() {
+  const reply = await fetch(import.meta.url, { method: "HEAD", cache: "no-store" }).catch(() => null);
+  if (reply?.status === 404 || reply?.status === 401) location.reload();
 }
 
 /** Loads the requested page first, the other pages afterwards. */
@@ -74,8 +81,13 @@ async function start() {
   await Promise.all(Object.values(LATER).map((load) => load()));
 }
 
+function reportStart(error) {
+  console.error(error);
+  reloadIfUpdated();
+}
+
 startTheme();
 startSearch();
 startBanner();
 listen();
-start();
+start().catch(reportStart);

@@ -1,9 +1,11 @@
-// The page of one model: any id, URL or file in one box; the answer, live with every control.
+// The page of one model: its name, the answer, how to run it; live with every setting.
 
-import { call, query } from "./api.js";
+import { call, connection, query } from "./api.js";
 import { announce, el } from "./dom.js";
 import { COMPARED } from "./engines.js";
+import { finder } from "./finder.js";
 import { machine, machinePicker } from "./machine.js";
+import { modelHead } from "./model_head.js";
 import { ModelView } from "./model_view.js";
 import { failure, open } from "./opening.js";
 import { addressOf, go, route } from "./router.js";
@@ -11,99 +13,109 @@ import { Settings } from "./settings.js";
 import { MODEL, SHELL } from "./texts.js";
 
 const EXAMPLES = [
-  [MODEL.welcome.catalog, ["qwen3-8b", "gemma-3-27b", "deepseek-v3"]],
+  [MODEL.welcome.index, ["qwen3-8b", "gemma-3-27b", "deepseek-v3"]],
   [MODEL.welcome.repository, ["Qwen/Qwen3-8B", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"]],
   [MODEL.welcome.url, ["https://huggingface.co/Qwen/Qwen3-8B-GGUF/resolve/main/Qwen3-8B-Q4_K_M.gguf"]],
   [MODEL.welcome.sample, ["sample:qwen3-30b-a3b"]],
 ];
+const NAME = /^(?:catalog:)?([\w.-]+)$/;
+const REPOSITORY = /^(?:hf\.co\/|https:\/\/huggingface\.co\/)?([\w.-]+\/[\w.-]+?)(?:[:@][\w.-]+)?$/;
 
-function linkTo(ref) {
-  return `/model?ref=${encodeURIComponent(ref)}`;
-}
+const linkTo = (ref) => `/model?ref=${encodeURIComponent(ref)}`;
 
-/** The one box. */
-function box(ref) {
-  const input = el("input", { id: "ref", name: "ref", value: ref, required: true, maxLength: 2000, autocomplete: "off", autocapitalize: "off", spellcheck: false, placeholder: MODEL.refExample });
-  const form = el(
-    "form",
-    { class: "ref-form", role: "search", "aria-label": MODEL.formLabel },
-    el("label", { htmlFor: "ref", text: MODEL.refLabel }),
-    el("div", { class: "row" }, input, el("button", { class: "primary", text: MODEL.check })),
-  );
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    const said = input.value.trim();
-    if (said) go(linkTo(said));
-  });
-  return form;
-}
-
-function welcome() {
+/** The page without a model: a large search box and examples. */
+function welcome(signal) {
+  const { node } = finder({ label: MODEL.finder, isLarge: true, onpick: (ref) => go(linkTo(ref)), signal });
   const [before, command, after] = MODEL.welcome.file;
-  const rows = EXAMPLES.map(([told, refs]) => el("li", {}, el("p", { text: told }), ...refs.map((ref) => el("a", { href: linkTo(ref) }, el("code", { text: ref })))));
-  return el(
-    "section",
-    { class: "panel welcome", "aria-labelledby": "welcome-title" },
-    el("h2", { id: "welcome-title", text: MODEL.welcome.title }),
-    el("p", { text: MODEL.welcome.lead }),
-    el("ul", { class: "examples" }, ...rows, el("li", {}, el("p", {}, before, el("code", { text: command }), after), el("code", { text: "model.gguf" }))),
-    el("p", {}, el("a", { href: "/", text: MODEL.welcome.all })),
-  );
-}
-
-/** What the page must know beside the check: experts, and whether weights can be quantised otherwise. */
-async function factsOf(ref, check, signal) {
-  const id = /^(?:catalog:)?([\w.-]+)$/.exec(ref)?.[1];
-  if (id && !check.reference.includes("/")) {
-    const entry = await call(`catalog/${id}`, {}, { signal }).catch(() => null);
-    if (entry) return { experts: isSparse(entry), mixable: true, told: entry };
-  }
-  const found = await call("inspect", { model: ref }, { signal }).catch(() => null);
-  return { experts: found?.experts ? found.experts.count > 0 : true, mixable: found?.format !== "gguf", told: found };
+  const example = (ref) => el("a", { href: linkTo(ref) }, el("code", { text: ref }));
+  const rows = EXAMPLES.map(([text, refs]) => el("li", {}, el("p", { text }), refs.map(example)));
+  const file = el("p", {}, before, el("code", { text: command }), after);
+  return [
+    el("h1", { text: MODEL.title }),
+    el("p", { class: "lead", text: MODEL.lead }),
+    node,
+    machinePicker(signal),
+    el(
+      "section",
+      { class: "panel welcome", "aria-labelledby": "welcome-title" },
+      el("h2", { id: "welcome-title", text: MODEL.welcome.title }),
+      el("p", { text: MODEL.welcome.lead }),
+      el("ul", { class: "examples" }, rows, el("li", {}, file, el("code", { text: "model.gguf" }))),
+      el("p", {}, el("a", { href: "/", text: MODEL.welcome.all })),
+    ),
+  ];
 }
 
 const isSparse = (entry) => (entry.active_parameters ?? entry.parameters) < entry.parameters;
 
-/** Several engines at once are compared, not set. */
+/** Facts that are not in the check: names, licence, and whether the model has experts. */
+async function factsOf(ref, check, signal) {
+  const id = check.from_index ? check.model : NAME.exec(ref)?.[1];
+  if (id && !(check.reference.includes("/") && !check.from_index)) {
+    const entry = await call(`catalog/${id}`, {}, { signal }).catch(() => null);
+    if (entry) return { ...entry, experts: isSparse(entry) };
+  }
+  const found = await call("inspect", { model: ref }, { signal }).catch(() => null);
+  const repository = REPOSITORY.exec(ref)?.[1] ?? null;
+  const { parameters, active_parameters, experts } = found ?? {};
+  const isOfHub = repository !== null && !check.from_index;
+  return {
+    parameters,
+    active_parameters: experts?.count > 0 ? active_parameters : null, // null: every layer is dense
+    experts: experts?.count > 0,
+    repository: isOfHub ? repository : null,
+    publisher: isOfHub ? repository.split("/")[0] : null,
+  };
+}
+
+/** Removes a list of engines: this page has one. */
 function compare({ ref, chosen }) {
   const fields = { ref: COMPARED.map(() => ref), engine: COMPARED.join(",") };
   location.replace(addressOf(`/compare${query(fields)}&context=${encodeURIComponent(chosen.context ?? "")}`));
 }
 
-/** A first answer; another machine that is chosen before it came, or after it failed, is asked about at once. */
-async function answer(place, settings, context, isAgain = false) {
+/** The first answer. If the machine changes before it comes, or after it failed, it starts again. */
+async function answer(place, head, settings, context, isAgain = false) {
   const round = new AbortController();
   context.signal.addEventListener("abort", () => round.abort(), { once: true });
   const again = () => {
     round.abort();
-    answer(place, settings, context, true);
+    answer(place, head, settings, context, true);
   };
   machine.addEventListener("change", again, { signal: round.signal });
   document.documentElement.dataset.fit = "busy";
   try {
-    const { check, facts } = await open(place, settings.checkFields(), { signal: round.signal, further: (found, signal) => factsOf(settings.ref, found, signal) });
+    const further = (found, signal) => factsOf(settings.ref, found, signal);
+    const { check, facts } = await open(place, settings.checkFields(), { signal: round.signal, further });
     if (round.signal.aborted) return;
-    machine.removeEventListener("change", again); // from here on the view listens
+    machine.removeEventListener("change", again); // the view listens from here on
+    head.show(facts);
     const view = new ModelView(settings, facts, context.signal);
-    place.replaceChildren(view.node);
-    if (isAgain) keepFocus(view.head);
     await view.begin(check);
-    if (!context.signal.aborted) announce(MODEL.answered(settings.name));
+    if (context.signal.aborted) return;
+    const isLeft = place.contains(document.activeElement); // its button goes
+    place.replaceChildren(view.node);
+    if (isAgain || isLeft) keepFocus(view.head);
+    announce(MODEL.answered(settings.name));
   } catch (error) {
     if (round.signal.aborted) return;
+    connection.addEventListener("back", again, { signal: round.signal });
     document.documentElement.dataset.fit = "ready";
-    const told = failure(error, settings, { retry: again, onplain: (subject) => withoutSettings(settings, subject) });
+    const ways = { retry: again, onplain: (subject) => withoutSettings(settings, subject), onram: withRam };
+    const told = failure(error, settings, ways);
     place.replaceChildren(told.node);
     if (isAgain || error.name === "AbortError") keepFocus(told.heading);
   }
 }
 
-/** Who pressed "Try again" or "Cancel", which are gone now, is led to what came of it. */
+const withRam = (ram) => machine.set({ device: machine.device, vram: machine.vram, cpu: machine.cpu, ram });
+
+/** Moves the focus from "Try again" or "Cancel", which are gone, to the result. */
 function keepFocus(node) {
   if (document.activeElement === document.body) node.focus({ preventScroll: true });
 }
 
-/** The question without what could not be used of it. */
+/** Loads the page without the invalid part of the link. */
 function withoutSettings(settings, subject) {
   if (subject === "settings") go(linkTo(settings.ref));
   else if (subject === "machine") machine.set();
@@ -115,21 +127,17 @@ function withoutSettings(settings, subject) {
 
 function render(root, params, context) {
   const settings = new Settings(params, machine);
-  const place = el("div", { class: "answer-place" });
-  if (settings.ref && settings.chosen.engine?.toLowerCase() === "all") return compare(settings);
-  const title = settings.name || MODEL.title;
-  if (settings.name) document.title = SHELL.title(settings.name);
-  root.append(
-    el("div", { class: "model-head" }, el("div", {}, el("h1", { text: title }), el("p", { class: "muted model-facts", text: settings.ref ? "" : MODEL.lead })), machinePicker(context.signal)),
-    box(settings.ref),
-    place,
-  );
   if (!settings.ref) {
-    place.append(welcome());
+    root.append(el("div", { class: "model-welcome" }, welcome(context.signal)));
     document.documentElement.dataset.fit = "ready";
     return null;
   }
-  return answer(place, settings, context);
+  if (settings.chosen.engine?.toLowerCase() === "all") return compare(settings);
+  document.title = SHELL.title(settings.name);
+  const head = modelHead(settings.name, context.signal);
+  const place = el("div", { class: "answer-place" });
+  root.append(head.node, place);
+  return answer(place, head, settings, context);
 }
 
-route("/model", { title: SHELL.pages.model, render });
+route("/model", { title: SHELL.pages.model, render, renews: true });

@@ -1,4 +1,4 @@
-// All models as a table of which only the rows near the window are in the document.
+// The table of all models. Only the rows near the window are in the document.
 
 import { verdict } from "./bar.js";
 import { compareBox } from "./compared.js";
@@ -9,14 +9,14 @@ import { HOME } from "./texts.js";
 
 const EXTRA = 8; // rows kept above and below the window, so that Tab and short scrolls find them
 const SKELETONS = 12;
-const COLUMNS = ["name", "verdict", "speed", "download", "context", "memory"]; // the verdict cannot be sorted by
+const COLUMNS = ["name", "verdict", "speed", "download", "context", "memory"]; // not sortable: verdict
 const SORTABLE = new Set(["name", "speed", "download", "context", "memory"]);
 
 const skeleton = (className) => el("span", { class: `skeleton ${className}`, "aria-hidden": "true" });
 
 const cell = (className, ...children) => el("div", { class: `cell cell-${className}`, role: "cell" }, ...children);
 
-/** "≈ 42" and "tok/s" in small; of a model that does not run, a dash. */
+/** "≈ 42 tok/s"; a dash if the model does not run. */
 function speedNodes(item) {
   const value = speedOf(item);
   if (value === null) return [HOME.noValue];
@@ -24,7 +24,7 @@ function speedNodes(item) {
   return [about, figure(value), " ", el("small", { class: "muted", text: HOME.perSecond })];
 }
 
-/** How full the memory that decides is: one stripe, and the mark at what is usable. */
+/** A small bar of the fullest memory, with a mark at the usable limit. */
 function memoryNode(card) {
   const bar = decisiveBar(card);
   if (!bar) return HOME.noValue;
@@ -34,15 +34,23 @@ function memoryNode(card) {
   used.style.width = `${(100 * bar.required_bytes) / whole}%`;
   limit.style.left = `${(100 * bar.available_bytes) / whole}%`;
   const words = HOME.memoryUsed(bar.memory, gibOf(bar.required_bytes, bar.available_bytes));
-  return el("div", { class: "track", role: "img", "aria-label": words, title: words }, el("span", { class: "room" }), used, limit);
+  return el(
+    "div",
+    { class: "track", role: "img", "aria-label": words, title: words },
+    el("span", { class: "room" }),
+    used,
+    limit,
+  );
 }
 
-/** What a model is, in small: publisher and size. */
+/** The subtitle: publisher and size. */
 function subtitleOf(model) {
-  return [model.publisher, !/\d[BM]\b/i.test(model.title) && model.parameters && params(model.parameters)].filter(Boolean).join(" · ");
+  return [model.publisher, !/\d[BM]\b/i.test(model.title) && model.parameters && params(model.parameters)].filter(
+    Boolean,
+  ).join(" · ");
 }
 
-/** One model as a row: made once, filled in place when its answer comes. */
+/** The row of one model: made once, filled in when its card comes. */
 class Row {
   #cells;
 
@@ -62,7 +70,7 @@ class Row {
 
   place(at, height) {
     this.node.style.top = `${at * height}px`;
-    this.node.setAttribute("aria-rowindex", String(at + 2)); // the head is the first
+    this.node.setAttribute("aria-rowindex", String(at + 2)); // row 1 is the header
   }
 
   show(item, linkOf) {
@@ -83,7 +91,9 @@ class Row {
     badge.replaceChildren(short, long);
     badge.title = card.headline;
     speed.replaceChildren(...speedNodes(item));
-    speed.title = card.speed && !item.model.kinds.includes("embedding") ? HOME.interval(rateInterval(card.speed.decode)) : "";
+    speed.title = card.speed && !item.model.kinds.includes("embedding")
+      ? HOME.interval(rateInterval(card.speed.decode))
+      : "";
     download.replaceChildren(card.download_bytes ? gb(card.download_bytes) : HOME.noValue);
     context.replaceChildren(...(card.max_context ? contextNodes(card.max_context) : [HOME.noValue]));
     context.title = card.max_context ? HOME.tokens(tokens(card.max_context)) : "";
@@ -91,24 +101,29 @@ class Row {
   }
 }
 
-/** "46K"; the word "context" only where there are no column heads. */
+/** "46K"; the word "context" is shown only where there are no column headings. */
 const contextNodes = (count) => [wholeK(count), el("span", { class: "when-narrow", text: ` ${HOME.contextWord}` })];
 
-/** A row without a model, before the list is known. */
+/** A placeholder row, before the list is loaded. */
 function emptyRow(at) {
   const cells = COLUMNS.map((column) => el("div", { class: `cell cell-${column}` }, skeleton(`skeleton-${column}`)));
-  const node = el("div", { class: "model-row", "aria-hidden": "true" }, el("div", { class: "cell cell-compare" }), cells);
+  const node = el(
+    "div",
+    { class: "model-row", "aria-hidden": "true" },
+    el("div", { class: "cell cell-compare" }),
+    cells,
+  );
   node.style.setProperty("--at", String(at));
   return node;
 }
 
-/** {node, show(items), update(item), showCompared(), showSort(sort)}; onsort(sort) when a head was pressed. */
+/** {node, show(items), update(item), showCompared(), showSort(sort)}; calls onsort(sort) for a click on a heading. */
 export class ModelList {
   #items = [];
   #rows = new Map(); // model ID -> Row
-  #heads = new Map(); // column -> its head
+  #heads = new Map(); // column -> its heading
   #body = el("div", { class: "model-rows", role: "rowgroup" });
-  #ruler = el("div", { class: "row-ruler", "aria-hidden": "true" }); // as high as a row
+  #ruler = el("div", { class: "row-ruler", "aria-hidden": "true" }); // to measure the height of a row
   #linkOf;
   #sort = "best";
   #height = 0;
@@ -140,7 +155,9 @@ export class ModelList {
     const cells = COLUMNS.map((column) => {
       const text = HOME.columns[column];
       const press = () => onsort(pressed(this.#sort, column));
-      const inside = SORTABLE.has(column) ? el("button", { type: "button", class: "head", text, onclick: press }) : text;
+      const inside = SORTABLE.has(column)
+        ? el("button", { type: "button", class: "head", text, onclick: press })
+        : text;
       const node = el("div", { class: `cell cell-${column}`, role: "columnheader" }, inside);
       this.#heads.set(column, node);
       return node;
@@ -149,7 +166,7 @@ export class ModelList {
     return [el("div", { class: "cell cell-compare", role: "columnheader" }, compare), ...cells];
   }
 
-  /** Which column is sorted by. */
+  /** Marks the sorted column. */
   showSort(sort) {
     this.#sort = sort;
     for (const [column, node] of this.#heads) {
@@ -158,7 +175,7 @@ export class ModelList {
     }
   }
 
-  /** These models in this order. */
+  /** Shows these models in this order. */
   show(items) {
     this.#items = items;
     this.node.setAttribute("aria-rowcount", String(items.length + 1));
@@ -170,7 +187,7 @@ export class ModelList {
     this.#draw();
   }
 
-  /** The answer about this model has changed. */
+  /** Redraws the row of a model whose card has changed. */
   update(item) {
     this.#rows.get(item.model.id)?.show(item, this.#linkOf);
   }
@@ -179,20 +196,20 @@ export class ModelList {
     for (const row of this.#rows.values()) row.showCompared();
   }
 
-  /** Drops the rows: they are made again from the items. */
+  /** Drops all rows, so that show() makes new ones. */
   forget() {
     for (const row of this.#rows.values()) row.node.remove();
     this.#rows.clear();
   }
 
-  /** Whether the height of a row is another one now. */
+  /** Measures the height of a row. Returns whether it has changed. */
   #measure() {
     const before = this.#height;
     this.#height = this.#ruler.getBoundingClientRect().height;
     return this.#height !== before;
   }
 
-  /** The places of the rows to draw: those near the window, and those next to the focus. */
+  /** The indexes of the rows to draw: those near the window, and those next to the focus. */
   #wanted() {
     if (!this.#height) return new Set();
     const { top } = this.#body.getBoundingClientRect();
@@ -230,7 +247,7 @@ export class ModelList {
     return row;
   }
 
-  /** The arrow keys go from name to name. */
+  /** Arrow keys move between the names. */
   #key(event) {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     const row = event.target.closest(".model-row");

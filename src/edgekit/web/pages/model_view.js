@@ -1,32 +1,36 @@
-// Everything under the box: built once, updated with each answer.
+// The answer for one model: built once, updated with each response. Folded panels are not computed.
 
-import { isPassing } from "./api.js";
-import { bars, billTable, headline, notes, poolNames } from "./answer.js";
+import { connection, isPassing } from "./api.js";
+import { bars, headline, isSample, setupLine, spokenSentence } from "./answer.js";
+import { verdict } from "./bar.js";
+import { billTable, notes, poolNames } from "./breakdown.js";
 import { cacheName, cacheTypes, ONE_TYPE, otherHalf } from "./cache_names.js";
 import { changeList, changesTitle } from "./changes.js";
-import { commands } from "./commands.js";
+import { checkCommand, runCommand } from "./command_line.js";
+import { commandBlock, Commands } from "./commands.js";
 import { readTokens } from "./context_control.js";
 import { controls } from "./controls.js";
 import { announce, el, fault, refill, scrollRoom } from "./dom.js";
-import { engineWords, verdictWord } from "./engines.js";
-import { machine } from "./machine.js";
+import { engineNamed, verdictWord } from "./engines.js";
+import { fold } from "./fold.js";
+import { wholeK } from "./format.js";
+import { QuantLadder } from "./ladder.js";
+import { machine, machineName } from "./machine.js";
 import { Plot } from "./plot.js";
 import { replaceQuery } from "./router.js";
 import { Session } from "./session.js";
 import { ANEW } from "./settings.js";
+import { openShare } from "./share.js";
 import { side } from "./side.js";
 import { Strip } from "./strip.js";
-import { COMMON, MODEL } from "./texts.js";
-import { sentence, verdict } from "./bar.js";
+import { COMMANDS, LADDER, MODEL } from "./texts.js";
 
-const SAID_MS = 900; // after the last change: a reader hears the verdict, not every step
-const SAVE_MS = 8000; // how long a file waits for the answers to the present settings
-const REFUSED = 422; // the engine says no
-const NOT_PLANNED = new Set(["parallel", "unified", "mmproj", "lora", "draft_model", "spec_type", "max_num_seqs", "job", "window_budget"]);
+const ANNOUNCE_MS = 900; // after the last change: screen readers hear the verdict, not every step
+const SAVE_MS = 8000; // how long a download waits for the answers to the current settings
+const REFUSED = 422; // HTTP status: the engine refuses the model
 
 function section(title, className, ...children) {
-  const heading = el("h2", { text: title });
-  return { node: el("section", { class: `panel ${className}`, "aria-label": title }, heading, ...children), heading };
+  return el("section", { class: `panel ${className}`, "aria-label": title }, el("h2", { text: title }), ...children);
 }
 
 export class ModelView {
@@ -35,29 +39,58 @@ export class ModelView {
   #session;
   #estimate = {};
   #timer = 0;
-  #failed = {}; // what has no answer to these settings -> its error
-  #picked = null; // the setting that was changed last
-  #isOneCache = false; // keys and values were found to go together
+  #failed = {}; // "fit" or "check" -> its error with the current settings
+  #picked = null; // key of the last changed setting
+  #isOneCache = false; // the model needs the same cache type for K and V
 
   constructor(settings, facts, signal) {
     this.#settings = settings;
     this.#facts = facts;
     this.#session = new Session(settings, signal);
-    signal.addEventListener("abort", () => clearTimeout(this.#timer)); // of a page that was left nothing is said
+    signal.addEventListener("abort", () => clearTimeout(this.#timer)); // no announcement after leaving the page
     this.#parts(signal);
+    this.#folds(signal);
     this.#listen(signal);
     this.node = this.#layout(signal);
   }
 
+  /** Shows the first answer. Resolves when its figures are there. */
   begin(check) {
-    this.#showFacts();
     return this.#session.begin(check);
   }
 
   #parts(signal) {
+    const settings = this.#settings;
     this.head = el("div", { class: "headline", tabIndex: -1 });
     this.fault = el("div", { role: "alert", class: "fault" });
     this.bars = el("div", { class: "bars" });
+    this.setup = el("p", { class: "muted small way" });
+    this.commands = new Commands({
+      fields: (engine) => settings.planFields(engine),
+      own: () => this.#ownCommands(),
+      signal,
+    });
+    this.ladder = new QuantLadder({
+      fields: () => settings.ladderFields(),
+      weights: () => settings.weights,
+      onchoose: (flags, event) => this.#weigh(flags, event),
+      onrows: () => this.#showQuant(),
+      signal,
+    });
+    this.controls = controls(settings, {
+      onpick: (key, value, event) => this.#pick(key, value, event),
+      onweights: (flags, event) => this.#weigh(flags, event),
+      oncache: (flags, event) => this.#pickCache(flags, event),
+    });
+    this.side = side(this.controls.node, {
+      onreset: () => this.#reset(),
+      onshare: () => this.#share(),
+      signal,
+    });
+  }
+
+  /** The panels that unfold; each is drawn only while it is open. */
+  #folds(signal) {
     this.plot = new Plot({
       onpick: (count, event) => this.#pick("context", String(count), event),
       onwant: (cache) => this.#session.drawCache(cache),
@@ -66,14 +99,16 @@ export class ModelView {
     });
     this.strip = new Strip();
     this.table = scrollRoom(MODEL.breakdownTable);
+    this.estimateCommand = el("div");
     this.notes = el("ul", { class: "notes" });
     this.changeList = el("div");
-    this.changes = section(MODEL.changesFit, "changes-panel", this.changeList);
-    this.changes.node.hidden = true;
-    this.changes.heading.tabIndex = -1;
-    this.controls = controls(this.#settings, (key, value, event) => this.#pick(key, value, event));
-    this.commands = commands(() => this.#planFields(), { isRunnable: () => this.#isRunnable(), signal });
-    this.way = el("p", { class: "muted small way" });
+    this.changes = fold(MODEL.changesMore, "changes-panel", this.changeList, () => {});
+    this.plotFold = fold(MODEL.plot, "plot-panel", this.plot.node, () => this.#movePlot());
+    this.plotFold.node.addEventListener("toggle", () => this.#drawCurves());
+    this.stripFold = fold(MODEL.layers, "strip-panel", this.strip.node, () => this.#showStrip());
+    const bill = el("div", {}, this.table, this.estimateCommand);
+    this.billFold = fold(MODEL.breakdown, "bill-panel", bill, () => this.#showBill());
+    this.notesFold = fold(MODEL.notes, "notes-panel", this.notes, () => this.#showNotes());
   }
 
   #listen(signal) {
@@ -83,40 +118,33 @@ export class ModelView {
     hear("curves", this.#onCurves);
     hear("failed", this.#onFailed);
     machine.addEventListener("change", () => this.#moved(), { signal });
+    connection.addEventListener("lost", () => this.#lose(), { signal });
+    connection.addEventListener("back", () => this.#again(), { signal });
   }
 
-  #layout(signal) {
-    const answer = el("section", { class: "panel answer", "aria-label": MODEL.answer }, this.head, this.fault, this.way, this.bars);
+  #layout() {
+    const hint = isSample(this.#settings.ref) && el("p", { class: "muted small", text: COMMANDS.sample });
+    const commands = [this.commands.node, this.setup, hint];
+    const answer = el("section", { class: "panel answer", "aria-label": MODEL.answer }, this.head, this.fault);
+    const memory = el("section", { class: "panel bars-panel", "aria-label": MODEL.memories }, this.bars);
+    this.ladderPanel = section(LADDER.title, "ladder-panel", this.ladder.node);
     this.main = el(
       "div",
       { class: "model-main" },
       answer,
+      memory,
+      el("section", { class: "panel commands-panel", "aria-label": COMMANDS.title }, commands),
+      this.ladderPanel,
       this.changes.node,
-      section(MODEL.plot, "plot-panel", this.plot.node).node,
-      section(MODEL.layers, "strip-panel", this.strip.node).node,
-      section(MODEL.breakdown, "bill-panel", this.table).node,
-      section(MODEL.commands, "commands-panel", this.commands.node).node,
-      section(MODEL.notes, "notes-panel", this.notes).node,
+      this.plotFold.node,
+      this.stripFold.node,
+      this.billFold.node,
+      this.notesFold.node,
     );
-    const column = side(this.controls.node, { onreset: () => this.#reset(), onlink: () => replaceQuery(this.#settings.query()), onsave: (f) => this.#save(f), signal });
-    return el("div", { class: "model-grid" }, this.main, column);
+    return el("div", { class: "model-grid" }, this.main, this.side.node);
   }
 
-  /** All of one file is of the present settings; what does not come in time is left out. */
-  async #save(f) {
-    replaceQuery(this.#settings.query());
-    await this.#session.rested(SAVE_MS);
-    const answer = this.#session.present();
-    if (!answer.fit?.estimate) {
-      this.#tellFault(MODEL.nothingToSave);
-      return;
-    }
-    try {
-      await f(answer, this.plot.svg);
-    } catch (error) {
-      this.#tellFault(MODEL.saveFailed(error.message));
-    }
-  }
+  // --- user actions
 
   #reset() {
     this.#settings.reset();
@@ -133,7 +161,22 @@ export class ModelView {
     this.#leave();
   }
 
-  /** Some models keep one cache for keys and values: the other half goes where the first was put. Whether it did. */
+  #pickCache(flags, event) {
+    for (const [key, value] of Object.entries(flags)) this.#settings.set(key, value);
+    this.#picked = null;
+    if (Object.values(flags).includes(null)) this.#anew(event.timeStamp);
+    else this.#session.change(event.timeStamp);
+    this.#leave();
+  }
+
+  #weigh(flags, event) {
+    this.#settings.setWeights(flags);
+    this.#picked = null;
+    this.#anew(event.timeStamp);
+    this.ladder.mark();
+  }
+
+  /** For models that need the same cache type for K and V: sets the other one too. Returns whether it did. */
   #pair(about) {
     const other = about === ONE_TYPE && otherHalf(this.#picked, this.#settings.engine);
     if (!other) return false;
@@ -147,17 +190,40 @@ export class ModelView {
     return true;
   }
 
-  async #apply({ flags, machine: wished }, event) {
-    this.changes.heading.focus(); // the button goes with its list
-    if (wished) {
-      machine.set(await wished());
+  async #apply({ flags, machine: newMachine }, event) {
+    this.changes.summary.focus(); // the button is about to disappear
+    if (newMachine) {
+      machine.set(await newMachine());
       return;
     }
     for (const [key, value] of Object.entries(flags)) this.#settings.set(key, value);
     this.#anew(event.timeStamp);
   }
 
-  /** The same once more; numbers that are those of the settings stay meanwhile. */
+  #share() {
+    replaceQuery(this.#settings.query());
+    const settings = this.#settings;
+    const name = settings.name.replaceAll(/[^\w.-]+/g, "-").slice(0, 60) || "edgekit";
+    openShare({
+      fields: settings.checkFields(),
+      name,
+      title: this.#facts.title ?? settings.name,
+      machine: this.#session.check?.machine.name ?? machineName(),
+      command: checkCommand("share", settings, machine, ["-o", `${name}.html`, "--badge", "badge.svg"]),
+      answer: () => this.#answer(),
+    });
+  }
+
+  /** The answers to the current settings; null if the estimate does not come in time. */
+  async #answer() {
+    await this.#session.rested(SAVE_MS);
+    const found = this.#session.present();
+    return found.fit?.estimate ? { link: location.href, ...found } : null;
+  }
+
+  // --- requests
+
+  /** Requests everything again; figures for the current settings stay meanwhile. */
   #again() {
     if (this.#session.isPresent("fit")) this.#session.change();
     else this.#anew(performance.now());
@@ -174,11 +240,11 @@ export class ModelView {
     this.#leave();
   }
 
-  /** The settings are others now: what is shown of those before looks so. */
+  /** After a change of settings: greys out the old figures. */
   #leave() {
     this.#failed = {};
+    this.ladder.hold();
     this.#setStale(true);
-    this.commands.follow();
   }
 
   #setStale(isStale) {
@@ -186,55 +252,79 @@ export class ModelView {
     this.main.setAttribute("aria-busy", String(isStale));
   }
 
-  /** A file with weights, not a name of the catalog or a recorded header; and on this machine. */
-  #isRunnable() {
-    return machine.isThis && !this.#facts.mixable && !this.#settings.ref.startsWith("sample:");
+  /** The server has stopped: keeps the last figures, greyed out. */
+  #lose() {
+    this.#setStale(true);
+    this.#tellFault(MODEL.serverGone);
   }
 
-  /** With the engine that answered: to name it later changes nothing. */
-  #planFields() {
-    const { engine } = this.#settings.fitFields();
-    const asked = Object.entries(this.#settings.checkFields()).filter(([key]) => !NOT_PLANNED.has(key));
-    return { ...Object.fromEntries(asked), engine };
+  #tellFault(...nodes) {
+    refill(this.fault, nodes.length ? [el("div", { class: "error" }, ...nodes)] : [], this.head);
   }
 
-  #tellFault(...told) {
-    refill(this.fault, told.length ? [el("div", { class: "error" }, ...told)] : [], this.head);
-  }
-
-  /** What has no answer; what may have one the next time can be asked again. */
+  /** Shows the errors, with a "Try again" button for those that may go away. */
   #tellFailed() {
-    const told = Object.values(this.#failed).filter((error) => error.status !== REFUSED);
-    const again = told.find(isPassing);
-    const { message } = again ?? told[0] ?? {};
-    if (again) this.#tellFault(...fault(message, () => this.#again()));
-    else this.#tellFault(...(message ? [message] : []));
+    const errors = Object.values(this.#failed).filter((error) => error.status !== REFUSED);
+    const again = errors.find(isPassing);
+    if (connection.isLost) this.#tellFault(MODEL.serverGone);
+    else if (again) this.#tellFault(...fault(again.message, () => this.#again()));
+    else this.#tellFault(...errors.slice(0, 1).map((error) => error.message));
   }
+
+  // --- showing
 
   #onFit(fit) {
     if (this.#pair(fit.refused_about)) return;
     const { check } = this.#session;
-    const nameOf = poolNames(fit, check);
     this.#setStale(!this.#session.isPresent("fit"));
     this.#setAnswered(fit.estimate !== null);
     this.#showHead(fit);
     delete this.#failed.fit;
     this.#tellFailed();
     this.bars.replaceChildren(...bars(fit));
-    if (fit.estimate) {
-      this.table.replaceChildren(billTable(fit.estimate, nameOf));
-      this.strip.show(fit.estimate.layer_list ?? [], nameOf);
-    }
-    this.notes.replaceChildren(...notes(fit, check));
-    this.commands.show(fit);
-    this.plot.move(fit, cacheName(this.#settings));
+    if (!this.#session.isPresent("check")) this.commands.follow(fit.command);
+    this.#refreshFolds();
     this.#showControls(fit, check);
     this.#sayLater(fit);
   }
 
+  #refreshFolds() {
+    for (const one of [this.plotFold, this.stripFold, this.billFold, this.notesFold]) one.refresh();
+  }
+
   #showHead(fit) {
     this.head.classList.remove("present");
-    this.head.replaceChildren(...headline(fit, this.#session.check, this.#session.isPresent("check")));
+    const { check } = this.#session;
+    this.head.replaceChildren(...headline(fit, check, this.#session.isPresent("check")));
+    this.setup.textContent = setupLine(fit, check);
+  }
+
+  #showBill() {
+    const { fit, check } = this.#session;
+    if (!fit?.estimate) return;
+    this.table.replaceChildren(billTable(fit.estimate, poolNames(fit, check)));
+    const text = fit.estimate_command;
+    refill(this.estimateCommand, [commandBlock({ name: MODEL.estimateCommand, text }, true)], this.billFold.summary);
+  }
+
+  #showStrip() {
+    const { fit, check } = this.#session;
+    if (fit?.estimate) this.strip.show(fit.estimate.layer_list ?? [], poolNames(fit, check));
+  }
+
+  #showNotes() {
+    const { fit, check } = this.#session;
+    if (fit) this.notes.replaceChildren(...notes(fit, check));
+  }
+
+  #movePlot() {
+    if (this.#session.fit) this.plot.move(this.#session.fit, cacheName(this.#settings));
+  }
+
+  /** Requests curves only while the plot is open. */
+  #drawCurves() {
+    this.#session.drawsCurves = this.plotFold.node.open;
+    if (this.#session.drawsCurves && this.#session.check) this.#session.drawAgain();
   }
 
   #onCurves({ curves, refused, failure }) {
@@ -245,26 +335,39 @@ export class ModelView {
   #onCheck(check) {
     delete this.#failed.check;
     this.#tellFailed();
-    this.way.textContent = [check.machine.name, engineWords(check.engine), check.way].filter(Boolean).join(" · ");
-    const list = changeList(check, machine, (change, event) => this.#apply(change, event));
-    this.changes.heading.textContent = changesTitle(check);
-    this.changeList.replaceChildren(...[list].filter(Boolean));
-    if (!list) this.#keepFocus();
-    this.changes.node.hidden = !list;
+    this.#showChanges(check);
+    this.commands.show(check);
+    this.ladder.refresh();
+    this.side.summarise([check.quantization, wholeK(check.context_tokens), check.cache]);
     if (this.#session.isPresent("fit")) this.#refresh(check);
     else this.#setStale(true);
   }
 
-  /** Who was in the list when it goes is led to the answer. */
+  /** Shows the suggested changes: above the quantisations if the model does not fit, else folded below them. */
+  #showChanges(check) {
+    const list = changeList(check, machine, (change, event) => this.#apply(change, event));
+    const { node, heading, summary } = this.changes;
+    const isInside = node.contains(document.activeElement);
+    heading.textContent = changesTitle(check);
+    this.changeList.replaceChildren(list ?? el("p", { class: "muted", text: MODEL.noChanges }));
+    const isNeeded = !check.can_load && list !== null;
+    const isAbove = node.nextElementSibling === this.ladderPanel;
+    if (isNeeded && !isAbove) this.ladderPanel.before(node);
+    if (!isNeeded && isAbove) this.ladderPanel.after(node);
+    if (isNeeded !== isAbove) node.open = isNeeded;
+    if (isInside) summary.focus({ preventScroll: true });
+  }
+
+  /** Moves the focus from a panel that disappears to the answer. */
   #keepFocus() {
     if (this.changes.node.contains(document.activeElement)) this.head.focus();
   }
 
-  /** The figures that only a check knows. */
+  /** Updates the figures that come from the check. */
   #refresh(check) {
     const { fit } = this.#session;
     this.#showHead(fit);
-    this.notes.replaceChildren(...notes(fit, check));
+    this.notesFold.refresh();
     this.#showControls(fit, check);
   }
 
@@ -273,17 +376,24 @@ export class ModelView {
     if (isRefused && this.#pair(error.about)) return;
     this.#failed[what] = error;
     this.#tellFailed();
-    if (what === "check" && isPassing(error) && this.#session.isPresent("fit")) return; // the numbers are those of the settings
+    const hasFigures = this.#session.isPresent("fit"); // of these settings
+    if (what === "check" && isPassing(error) && hasFigures) return;
     this.#setStale(true);
+    if (isPassing(error)) return; // the last answer stays, greyed out
     this.head.classList.toggle("present", isRefused);
-    if (isRefused) this.head.replaceChildren(el("p", { class: "told" }, verdict("refused", this.#settings.engine), " ", el("span", { class: "sentence", text: error.message })));
-    else if (what === "check") this.head.replaceChildren(); // the verdict of other settings does not stand beside it
+    if (isRefused) this.head.replaceChildren(this.#refusal(error));
+    else if (what === "check") this.head.replaceChildren(); // remove the verdict of other settings
     if (what === "check") this.#showUnanswered();
     clearTimeout(this.#timer);
-    if (isRefused) announce(error.message); // the others are told as an alert
+    if (isRefused) announce(error.message); // the others are shown as an alert
   }
 
-  /** There are no numbers; the controls still stand, so that another engine can be chosen. */
+  #refusal(error) {
+    const words = el("span", { class: "sentence", text: error.message });
+    return el("p", { class: "told" }, verdict("refused", this.#settings.engine), " ", words);
+  }
+
+  /** No figures: the controls stay, so that another engine can be chosen. */
   #showUnanswered() {
     const { fit, check } = this.#session;
     this.#settings.engine = this.#settings.chosen.engine ?? this.#settings.engine;
@@ -310,29 +420,46 @@ export class ModelView {
       onGpu: estimate.backend !== "cpu",
       gpu: (check?.machine?.devices ?? []).length > 0,
       experts: this.#facts.experts,
-      mixable: this.#facts.mixable,
       oneCache: this.#isOneCache && MODEL.oneCache,
+      ...this.#quantFacts(),
     });
   }
 
-  /** A slider that was moved on meanwhile stays where it is. */
+  #quantFacts() {
+    return { ladder: this.ladder, quantization: this.#session.check?.quantization };
+  }
+
+  #showQuant() {
+    this.controls.showQuant(this.#quantFacts());
+  }
+
+  /** Updates the controls, except a slider that has moved on since. */
   #contextOf(fit) {
-    const chosen = this.#session.isPresent("fit") ? null : readTokens(String(this.#settings.chosen.context ?? ""));
+    const isPresent = this.#session.isPresent("fit");
+    const chosen = isPresent ? null : readTokens(String(this.#settings.chosen.context ?? ""));
     return chosen ?? fit.context_tokens;
   }
 
-  #showFacts() {
-    const { told } = this.#facts;
-    if (!told) return;
-    const active = this.#facts.experts && told.active_parameters ? COMMON.active(told.active_parameters) : null;
-    const parts = [told.architecture, told.parameters && COMMON.parameters(told.parameters), active, told.mix, told.native_context && MODEL.trainedFor(told.native_context), told.licence];
-    const line = document.querySelector(".model-facts");
-    if (line) line.textContent = parts.filter(Boolean).join(" · ");
+  /** EdgeKit's own commands for these settings. */
+  #ownCommands() {
+    const settings = this.#settings;
+    const { check } = this.#session;
+    const engine = engineNamed(check?.engine.name);
+    const rows = [{ name: COMMANDS.edgekitCheck, text: checkCommand("check", settings, machine) }];
+    const isRunnable = check?.can_load && !isSample(settings.ref);
+    if (isRunnable && engine?.runs) rows.push({ name: COMMANDS.edgekitRun, text: runCommand("run", settings) });
+    if (isRunnable && engine?.serves) rows.push({ name: COMMANDS.edgekitServe, text: runCommand("serve", settings) });
+    return rows;
+  }
+
+  #spoken(fit) {
+    return spokenSentence(fit, this.#session.check, this.#session.isPresent("check"));
   }
 
   #sayLater(fit) {
     clearTimeout(this.#timer);
     const word = verdictWord(fit.refused ? "refused" : fit.status, fit.engine);
-    this.#timer = setTimeout(() => announce(MODEL.spoken(word, sentence(fit.refused ?? fit.told, fit.status))), SAID_MS);
+    const say = () => announce(MODEL.spoken(word, this.#spoken(fit)));
+    this.#timer = setTimeout(say, ANNOUNCE_MS);
   }
 }

@@ -1,32 +1,34 @@
-// The control that chooses a machine: one line that names it, chips of usual machines, and a form for any other.
+// The machine picker: one line with its label, chips of popular machines, and a form for any other.
 
 import { call } from "./api.js";
 import { announce, el } from "./dom.js";
 import { counted, devices, machine, machineName, matching } from "./machine.js";
 import { MOST_OF_ONE, namedBy, wishesOf } from "./machine.js";
-import { POPULAR, isSameMachine, recentMachines } from "./machines.js";
+import { isSameMachine, POPULAR, recentMachines } from "./machines.js";
 import { COMMON, MACHINE } from "./texts.js";
 
 const SHOWN = 12; // devices in the list at once
-const COUNTS = [1, 2, 3, 4, 5, 6, 7, 8]; // in the menu, beside one that is there already
+const COUNTS = [1, 2, 3, 4, 5, 6, 7, 8]; // in the menu, besides the current count
 const SIZES = ["8G", "16G", "32G", "64G", "96G", "128G", "192G", "256G", "512G"];
+
+let lastList = 0; // for unique ids of the lists of sizes
 
 const wishOf = ([name, count]) => (count > 1 ? `${count}x ${name}` : name);
 
-function labelled(text, control, hint) {
+/** A control with its label above it, and a hint below. */
+export function labelled(text, control, hint) {
   const id = (control.id ||= `m${Math.random().toString(36).slice(2)}`);
   const hintNode = hint && el("small", { id: `${id}-hint`, text: hint });
   if (hint) control.setAttribute("aria-describedby", `${id}-hint`);
   return el("div", { class: "field" }, el("label", { htmlFor: id, text }), control, hintNode);
 }
 
-/** One device that was added: how many of it, and out again. */
-function chosenRow(wished, name, remove) {
-  const present = wished.get(name);
+/** A chosen device: its count and a button to remove it. */
+function chosenRow(name, present, { setCount, remove }) {
   const counts = [...new Set([...COUNTS, present])].sort((a, b) => a - b);
   const pick = el(
     "select",
-    { "aria-label": MACHINE.howMany(name), onchange: () => wished.set(name, Number(pick.value)) },
+    { "aria-label": MACHINE.howMany(name), onchange: () => setCount(Number(pick.value)) },
     counts.map((count) => el("option", { value: count, text: MACHINE.count(count), selected: count === present })),
   );
   return el(
@@ -34,11 +36,17 @@ function chosenRow(wished, name, remove) {
     {},
     pick,
     el("span", { text: name }),
-    el("button", { type: "button", class: "quiet", "aria-label": COMMON.removeNamed(name), onclick: remove, text: COMMON.remove }),
+    el("button", {
+      type: "button",
+      class: "quiet",
+      "aria-label": COMMON.removeNamed(name),
+      onclick: remove,
+      text: COMMON.remove,
+    }),
   );
 }
 
-/** The memory as it is sold: the driver sees a little less of it. */
+/** The memory size as sold; drivers report slightly less. */
 const sizeOf = ({ memory_bytes: size }) => MACHINE.size(Math.ceil(size / 1024 ** 3));
 
 /** A device of the table that can be added. */
@@ -55,25 +63,30 @@ function offeredRow(row, add) {
   );
 }
 
-/** Chosen devices above, the table below. */
-class DevicePart {
+/** The chosen devices, and a search for more. Calls onchange() when one is added, removed or its count changes. */
+export class DevicePart {
   wished = new Map(); // name -> how many
+  #onchange;
+  #isShort;
   #chosen = el("ul", { class: "chosen", "aria-label": MACHINE.chosen });
   #offered = el("ul", { class: "offers", "aria-label": MACHINE.devices });
   #find = el("input", { type: "search", placeholder: MACHINE.deviceExample, autocomplete: "off", maxLength: 80 });
   #more = el("p", { class: "muted small", role: "status" });
 
-  constructor() {
+  /** isShort: lists devices only for a typed search. */
+  constructor({ onchange = () => {}, isShort = false } = {}) {
+    this.#onchange = onchange;
+    this.#isShort = isShort;
     this.#find.addEventListener("input", () => this.#list());
     this.#find.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
-      event.preventDefault(); // it would take the machine as it stands
+      event.preventDefault(); // Enter would submit the form
       this.#offered.querySelector("button")?.click();
     });
     this.node = [this.#chosen, labelled(MACHINE.addDevice, this.#find), this.#offered, this.#more];
   }
 
-  /** The devices of an address, each once with how many they are. */
+  /** Sets the chosen devices: ["2x RTX 3090", ...]. */
   fill(wishes) {
     this.wished.clear();
     for (const [name, count] of wishes.flatMap(wishesOf)) this.wished.set(name, (this.wished.get(name) ?? 0) + count);
@@ -82,7 +95,7 @@ class DevicePart {
     this.#list();
   }
 
-  /** What was typed and not chosen yet is added; what is wrong with it comes back. */
+  /** Adds a device that was typed but not chosen yet. Returns an error message, or null. */
   async take() {
     const typed = this.#find.value.trim();
     if (!typed) return null;
@@ -97,27 +110,55 @@ class DevicePart {
     const before = this.wished.get(name) ?? 0;
     const [, count] = counted(this.#find.value);
     this.wished.set(name, Math.max(before, Math.min(before + count, MOST_OF_ONE)));
-    this.#find.value = ""; // it is said now
+    this.#find.value = ""; // it is in the list now
     this.#redraw();
     this.#list();
     if (isLeft) this.#find.focus();
     announce(MACHINE.added(wishOf([name, this.wished.get(name)])));
+    this.#onchange();
   }
 
   #remove(name) {
     this.wished.delete(name);
     this.#redraw();
     this.#find.focus(); // its button is gone
+    this.#onchange();
+  }
+
+  #setCount(name, count) {
+    this.wished.set(name, count);
+    this.#onchange();
   }
 
   #redraw() {
-    const rows = [...this.wished.keys()].map((name) => chosenRow(this.wished, name, () => this.#remove(name)));
+    const rows = [...this.wished].map(([name, count]) =>
+      chosenRow(name, count, {
+        setCount: (next) => this.#setCount(name, next),
+        remove: () => this.#remove(name),
+      })
+    );
     this.#chosen.replaceChildren(...rows);
   }
 
+  /** The chosen devices as the fields of a call have them: ["2x RTX 3090"]. */
+  get wishes() {
+    return [...this.wished].map(wishOf);
+  }
+
+  get #isHidden() {
+    return this.#isShort && !this.#find.value.trim();
+  }
+
   async #list() {
+    if (this.#isHidden) {
+      this.#offered.replaceChildren();
+      this.#more.textContent = "";
+      return;
+    }
     try {
-      const found = matching(await devices(), counted(this.#find.value)[0]);
+      const all = await devices();
+      if (this.#isHidden) return; // emptied meanwhile
+      const found = matching(all, counted(this.#find.value)[0]);
       this.#offered.replaceChildren(...found.slice(0, SHOWN).map((row) => offeredRow(row, () => this.#add(row.name))));
       this.#more.textContent = found.length ? MACHINE.shown(found.length, SHOWN) : MACHINE.unknownDevice;
     } catch (error) {
@@ -130,66 +171,88 @@ function sizeInput(placeholder) {
   return el("input", { type: "text", placeholder, autocomplete: "off", maxLength: 200, size: 12 });
 }
 
-/** The form of a machine that is wished for: its parts, and what it says of itself. */
-function wishForm(close) {
+/**
+ * The input fields of a machine: {nodes, fill(machine), said(), take()}. said() returns their values. take() adds a
+ * device that was typed but not chosen yet, and returns an error message, or null.
+ */
+export function machineFields() {
   const part = new DevicePart();
   const ram = sizeInput("64G");
-  ram.setAttribute("list", "machine-sizes");
   const vram = sizeInput("24G,24G");
-  const fault = el("p", { class: "error", role: "alert", hidden: true });
   const cpu = sizeInput(MACHINE.cpuExample);
-  const said = () => ({
-    device: [...part.wished].map(wishOf),
-    ram: ram.value.trim(),
-    vram: vram.value.trim(),
-    cpu: cpu.value.trim(),
-  });
+  const sizes = el(
+    "datalist",
+    { id: `machine-sizes-${++lastList}` },
+    SIZES.map((size) => el("option", { value: size })),
+  );
+  ram.setAttribute("list", sizes.id);
+  return {
+    nodes: [
+      part.node,
+      el(
+        "div",
+        { class: "pair" },
+        labelled(MACHINE.systemRam, ram, MACHINE.systemRamHint),
+        labelled(MACHINE.vram, vram, MACHINE.vramHint),
+      ),
+      labelled(MACHINE.cpu, cpu, MACHINE.cpuHint),
+      sizes,
+    ],
+    fill(from) {
+      part.fill(from.device);
+      ram.value = from.ram;
+      vram.value = from.vram;
+      cpu.value = from.cpu;
+    },
+    said: () => ({ device: part.wishes, ram: ram.value.trim(), vram: vram.value.trim(), cpu: cpu.value.trim() }),
+    take: () => part.take(),
+  };
+}
+
+/** The form that describes a machine. */
+function machineForm(close) {
+  const fields = machineFields();
+  const fault = el("p", { class: "error", role: "alert", hidden: true });
   const use = async (event) => {
     event.preventDefault();
-    const failed = (await part.take().catch((error) => error.message)) ?? (await tryMachine(said()));
+    const failed = (await fields.take().catch((error) => error.message)) ?? (await tryMachine(fields.said()));
     fault.textContent = failed ?? "";
     fault.hidden = !failed;
     if (!failed) close();
   };
   const fill = () => {
-    part.fill(machine.device);
-    ram.value = machine.ram;
-    vram.value = machine.vram;
-    cpu.value = machine.cpu;
+    fields.fill(machine);
     fault.hidden = true;
   };
-  const sizes = el("datalist", { id: "machine-sizes" }, SIZES.map((size) => el("option", { value: size })));
   const reset = el("button", { type: "button", text: MACHINE.reset, onclick: () => (machine.set(), close()) });
   const form = el(
     "form",
     { class: "machine-form", onsubmit: use },
-    part.node,
-    el(
-      "div",
-      { class: "pair" },
-      labelled(MACHINE.systemRam, ram, MACHINE.systemRamHint),
-      labelled(MACHINE.vram, vram, MACHINE.vramHint),
-    ),
-    labelled(MACHINE.cpu, cpu, MACHINE.cpuHint),
-    sizes,
+    fields.nodes,
     fault,
     el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary", text: MACHINE.use }), reset),
   );
   return { form, fill };
 }
 
-/** Takes the machine if the server understands it; else its message comes back. */
-async function tryMachine(said) {
+/** Chooses the machine if the server accepts it. Returns an error message, or null. */
+async function tryMachine(fields) {
+  const failed = await refusal(fields);
+  if (!failed) machine.set(fields);
+  return failed;
+}
+
+/** The server's error message for a machine; null if it accepts it. */
+export async function refusal(fields) {
   try {
-    if (!isSameMachine(said, {})) await call("hardware", said);
+    if (!isSameMachine(fields, {})) await call("hardware", fields);
+    return null;
   } catch (error) {
     return error.message;
   }
-  machine.set(said);
-  return null;
 }
 
-/** {node, name(label), fault(message), open()}: the machine in one line, which opens the form. */
+/** {node, name(label), fault(message), open()}: a line with the machine; a click opens the form. */
 function machineLine(signal, { isSentence }) {
   const lead = el("span", { class: "muted machine-lead" });
   const label = el("strong", { class: "machine-name" });
@@ -197,7 +260,7 @@ function machineLine(signal, { isSentence }) {
     picker.open = false;
     summary.focus();
   };
-  const { form, fill } = wishForm(close);
+  const { form, fill } = machineForm(close);
   const change = el("span", { class: "machine-change", text: MACHINE.change });
   const summary = el("summary", {}, lead, el("span", { class: "offscreen", text: MACHINE.label }), label, change);
   const picker = el("details", { class: "machine", ontoggle: () => picker.open && fill() }, summary, form);
@@ -231,19 +294,15 @@ export function machinePicker(signal) {
     asked = new AbortController();
     const ours = AbortSignal.any([asked.signal, signal]);
     line.name(machineName());
-    try {
-      const answer = await call("hardware", { ...machine }, { signal: ours });
-      if (!ours.aborted) line.name(answer.machine.label ?? machineName());
-    } catch {
-      // the page reports what is wrong with the machine
-    }
+    const answer = await call("hardware", { ...machine }, { signal: ours }).catch(() => null); // the page reports it
+    if (answer && !ours.aborted) line.name(answer.machine.label ?? machineName());
   };
   machine.addEventListener("change", describe, { signal });
   describe();
   return el("div", { class: "machine-picker" }, line.node);
 }
 
-/** {node, name(label), fault(message)}: the line of the home page, with chips of machines beside it. */
+/** {node, name(label), fault(message)}: the line of the home page, with chips of machines next to it. */
 export function machineChooser(signal) {
   const line = machineLine(signal, { isSentence: false });
   const chips = el("div", { class: "chip-line", role: "group", "aria-label": MACHINE.chips });
@@ -259,7 +318,7 @@ export function machineChooser(signal) {
   return { node: el("div", { class: "machine-chooser" }, line.node, chips), name: line.name, fault: line.fault };
 }
 
-/** This computer, the machines used last, the popular ones: each once. */
+/** The chips: this computer, recently used machines, popular ones; without duplicates. */
 function chipRows() {
   const named = [{ text: MACHINE.thisComputer, fields: {} }, ...POPULAR];
   const recent = recentMachines(machine).filter((one) => !named.some(({ fields }) => isSameMachine(one, fields)));
@@ -269,20 +328,26 @@ function chipRows() {
 
 function chipOf({ text, fields }) {
   const isChosen = String(isSameMachine(fields, machine));
-  return el("button", { type: "button", class: "chip", "aria-pressed": isChosen, text, onclick: () => machine.set(fields) });
+  return el("button", {
+    type: "button",
+    class: "chip",
+    "aria-pressed": isChosen,
+    text,
+    onclick: () => machine.set(fields),
+  });
 }
 
 function otherChip(open) {
   return el("button", { type: "button", class: "chip", text: MACHINE.other, onclick: open });
 }
 
-/** Where the chips scroll sideways, the chosen one is in view. */
+/** Scrolls the chosen chip into view. */
 function showChosen(chips) {
   const chosen = chips.querySelector('[aria-pressed="true"]');
   if (chosen) chips.scrollLeft = chosen.offsetLeft + chosen.offsetWidth - chips.clientWidth + 48;
 }
 
-/** A press elsewhere closes it, as every menu does. */
+/** Closes the form on a press outside it. */
 function closeOutside(picker, signal) {
   const onPress = (event) => {
     if (!picker.contains(event.target)) picker.open = false;

@@ -1,15 +1,15 @@
-// How far down a page was looked at: kept with its step of the history, found again when it is drawn anew.
+// Saves the scroll position of each history entry, and restores it when the page is drawn again.
 
-const REST_MS = 150; // after the last movement: browsers take no more than some writes a second
-const ANCHORS = "[data-id]"; // rows of models: what is above them may be taller or shorter the next time
+const REST_MS = 150; // after the last scroll event: browsers limit the writes per second
+const ANCHORS = "[data-id]"; // rows of models: the height of what is above them may change
 const DRAWN = { subtree: true, childList: true, attributeFilter: ["aria-busy", "hidden"] };
-const TAKEN_OVER = ["wheel", "touchstart", "pointerdown", "keydown"]; // a person moves by themselves
-let isPending = false; // a place is still to be found: nothing else is written over it
+const TAKEN_OVER = ["wheel", "touchstart", "pointerdown", "keydown"]; // the user scrolls
+let isPending = false; // a position is being restored: do not overwrite it
 let timer = 0;
 
 const topOf = (node) => node.getBoundingClientRect().top;
 
-/** Where the page stands now, into its step of the history. */
+/** Saves the current position in the history entry. */
 export function keepPlace() {
   clearTimeout(timer);
   if (isPending) return;
@@ -18,12 +18,12 @@ export function keepPlace() {
   history.replaceState({ ...history.state, place: { y: scrollY, anchor } }, "");
 }
 
-/** Moves there as soon as the page is drawn, unless a person has moved meanwhile; a new page begins at its top. */
+/** Restores the position when the page is drawn, unless the user has scrolled. A new page starts at its top. */
 export function findPlace(root, signal) {
   const { place } = history.state ?? {};
   isPending = Boolean(place?.y);
   if (!isPending) {
-    if (!location.hash) scrollTo(0, 0); // else the browser goes to what it names
+    if (!location.hash) scrollTo(0, 0); // else the browser scrolls to the hash
     return;
   }
   const watch = new MutationObserver(() => look());
@@ -36,7 +36,7 @@ export function findPlace(root, signal) {
     if (!isDrawn(place, root)) return;
     end();
     moveTo(place, root);
-    // what is in view now has its own height, and the rows near it are in the document
+    // now the rows in view have their final height
     requestAnimationFrame(() => !signal.aborted && anchorOf(place, root) && moveTo(place, root));
   };
   for (const name of TAKEN_OVER) addEventListener(name, end, true);
@@ -61,7 +61,7 @@ function moveTo(place, root) {
   else scrollTo(0, place.y);
 }
 
-/** From now on the browser leaves it to us: it would move before anything is drawn. */
+/** Turns off the browser's own restoration, which happens before anything is drawn. */
 export function watchPlace() {
   history.scrollRestoration = "manual";
   addEventListener("scroll", () => {

@@ -1,4 +1,4 @@
-// Memory against context, a line for each cache type, that follows the settings and can be asked.
+// The plot of memory vs context: one line per cache type. It follows the settings and can be clicked.
 
 import { isPassing } from "./api.js";
 import { el, fault, oncePerFrame, refill, scrollRoom, svg } from "./dom.js";
@@ -14,7 +14,7 @@ const NARROW = 480;
 const COLOURS = 9;
 const LETTER = 7; // pixels of a name, about
 
-/** Room for the axis on the left, and for the names of the lines on the right. */
+/** The margins: the axis on the left, names of lines on the right. */
 function boxOf(width, curves) {
   const isNarrow = width < NARROW;
   const left = isNarrow ? 40 : 52;
@@ -23,7 +23,7 @@ function boxOf(width, curves) {
   return { left, top: 26, width: width - left - right, height: HEIGHT - 26 - 44 };
 }
 
-/** Each cache type has its own colour; of more than there are colours, those that are drawn differ as long as they can. */
+/** A colour for each cache type; with more types than colours, those shown get different ones. */
 function coloursOf(caches, drawn) {
   const free = new Set(Array.from({ length: COLOURS }, (_, i) => i));
   const found = new Map(caches.map((cache, i) => [cache, i % COLOURS]));
@@ -36,12 +36,12 @@ function coloursOf(caches, drawn) {
   return found;
 }
 
-/** Whether layers could lie elsewhere: a longer context may fit then. */
+/** Whether layers could be moved to another memory, so that a longer context may fit. */
 function isMovable({ engine, estimate }) {
   return engineNamed(engine)?.pins_placement && estimate !== null && estimate.backend !== "cpu";
 }
 
-/** onpick(tokens, event) hears which context is wanted, onwant(cache) which line is not there yet, onagain() that all are. */
+/** onpick(tokens, event): a context was chosen; onwant(cache): a line is missing; onagain(): request all again. */
 export class Plot {
   #curves = []; // of all memories
   #memory = null;
@@ -51,7 +51,7 @@ export class Plot {
   #index = null; // of the crosshair
   #view = null;
   #width = 720;
-  #why = [el("p", { text: PLOT.loading })]; // why there is none
+  #why = [el("p", { text: PLOT.loading })]; // shown instead of the plot
   #onpick;
   #onagain;
 
@@ -68,12 +68,29 @@ export class Plot {
   }
 
   #build() {
-    const log = el("input", { type: "checkbox", id: "plot-log", oninput: (event) => this.#setLog(event.target.checked) });
+    const log = el("input", {
+      type: "checkbox",
+      id: "plot-log",
+      oninput: (event) => this.#setLog(event.target.checked),
+    });
     this.beyond = el("p", { class: "hint" });
     this.placed = el("p", { class: "hint" });
     this.none = el("div", { class: "plot-none muted" }, ...this.#why);
     this.picker = el("label", { class: "row", hidden: true }, PLOT.memory, this.memories);
-    this.stage = el("div", { class: "plot-stage", tabIndex: 0, role: "slider", "aria-label": PLOT.stage, "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 }, this.svg, this.tip);
+    this.stage = el(
+      "div",
+      {
+        class: "plot-stage",
+        tabIndex: 0,
+        role: "slider",
+        "aria-label": PLOT.stage,
+        "aria-valuemin": 0,
+        "aria-valuemax": 0,
+        "aria-valuenow": 0,
+      },
+      this.svg,
+      this.tip,
+    );
     this.node = el(
       "div",
       {},
@@ -83,7 +100,12 @@ export class Plot {
       this.placed,
       this.legend.drawn,
       this.legend.more,
-      el("details", { class: "unfold", ontoggle: () => this.#tabulate() }, el("summary", { text: PLOT.table }), this.table),
+      el(
+        "details",
+        { class: "unfold", ontoggle: () => this.#tabulate() },
+        el("summary", { text: PLOT.table }),
+        this.table,
+      ),
     );
   }
 
@@ -106,7 +128,14 @@ export class Plot {
     this.#curves = curves.map((curve) => ({ ...curve, colour: colours.get(curve.cache) }));
     this.#present = present;
     this.#listMemories();
-    this.legend.show(caches.map((cache) => ({ cache, colour: colours.get(cache), curves: this.#curves.filter((curve) => curve.cache === cache), refused: refused.get(cache) })));
+    this.legend.show(
+      caches.map((cache) => ({
+        cache,
+        colour: colours.get(cache),
+        curves: this.#curves.filter((curve) => curve.cache === cache),
+        refused: refused.get(cache),
+      })),
+    );
     this.#redraw();
   }
 
@@ -116,7 +145,7 @@ export class Plot {
     return isPassing(failure) ? fault(told, () => this.#onagain()) : [el("p", { text: told })];
   }
 
-  /** The marker, and which line is the present one. */
+  /** Moves the marker, and marks the current line. */
   move(fit, present) {
     this.#fit = fit;
     this.placed.textContent = isMovable(fit) ? PLOT.placement : "";
@@ -126,7 +155,7 @@ export class Plot {
     else this.#draw();
   }
 
-  /** Whether the marker lies inside what is drawn. */
+  /** Whether the marker is inside the plot. */
   #spans() {
     const { sizes, contexts } = this.#view;
     return (this.#sizeNow() ?? 0) <= sizes[1] && (this.#fit.context_tokens ?? 0) <= contexts[1];
@@ -136,7 +165,9 @@ export class Plot {
     const names = [...new Set(this.#curves.map((curve) => curve.memory))];
     if (!names.includes(this.#memory)) this.#memory = this.#tightest(names);
     this.picker.hidden = names.length < 2;
-    this.memories.replaceChildren(...names.map((name) => el("option", { value: name, text: name, selected: name === this.#memory })));
+    this.memories.replaceChildren(
+      ...names.map((name) => el("option", { value: name, text: name, selected: name === this.#memory })),
+    );
   }
 
   #tightest(names) {
@@ -168,7 +199,9 @@ export class Plot {
   }
 
   #shown() {
-    return this.#curves.filter((curve) => curve.memory === this.#memory && curve.points.length && this.legend.isShown(curve.cache));
+    return this.#curves.filter((curve) =>
+      curve.memory === this.#memory && curve.points.length && this.legend.isShown(curve.cache)
+    );
   }
 
   #sizeNow() {
@@ -189,14 +222,25 @@ export class Plot {
       return;
     }
     const { box } = this.#view;
-    const clip = svg("clipPath", { id: "plot-clip" }, svg("rect", { x: box.left, y: box.top, width: box.width, height: box.height }));
+    const clip = svg(
+      "clipPath",
+      { id: "plot-clip" },
+      svg("rect", { x: box.left, y: box.top, width: box.width, height: box.height }),
+    );
     this.cross = svg("g", { class: "cross" });
     this.mark = svg("g");
-    this.svg.replaceChildren(svg("defs", {}, clip), axes(this.#view), lines({ ...this.#view, present: this.#present }), this.mark, rules(this.#view), this.cross);
+    this.svg.replaceChildren(
+      svg("defs", {}, clip),
+      axes(this.#view),
+      lines({ ...this.#view, present: this.#present }),
+      this.mark,
+      rules(this.#view),
+      this.cross,
+    );
     this.#mark();
     const last = curves[0].points.length - 1;
     this.stage.setAttribute("aria-valuemax", last);
-    this.#point(this.#index === null ? null : Math.min(this.#index, last)); // what is pointed at follows the lines
+    this.#point(this.#index === null ? null : Math.min(this.#index, last)); // the crosshair follows the new curves
   }
 
   #viewOf(curves) {
@@ -204,7 +248,16 @@ export class Plot {
     const contexts = contextSpan(curves, this.#fit?.context_tokens);
     const { budget_bytes: budget, native } = curves[0];
     const sizes = bytesSpan(curves, budget, this.#sizeNow() ?? 0);
-    return { box, curves, contexts, sizes, budget, native, isLog: this.#isLog, scale: scales(box, contexts, sizes, this.#isLog) };
+    return {
+      box,
+      curves,
+      contexts,
+      sizes,
+      budget,
+      native,
+      isLog: this.#isLog,
+      scale: scales(box, contexts, sizes, this.#isLog),
+    };
   }
 
   #mark() {
@@ -215,7 +268,7 @@ export class Plot {
     this.#tellBeyond();
   }
 
-  /** Lines end where the model does; the setting may lie further. */
+  /** Curves end at the largest context; the setting may be beyond it. */
   #tellBeyond() {
     const { curves, native } = this.#view;
     const last = curves[0].points.at(-1)[0];
@@ -242,7 +295,12 @@ export class Plot {
     const count = curves[0].points[index][0];
     const rows = curves.filter((curve) => curve.points[index]).map((curve) => [curve, curve.points[index][1]]);
     const list = rows.map(([curve, size]) =>
-      el("li", {}, el("span", { class: `k${curve.colour}`, text: curve.cache }), el("span", { title: COMMON.bytes(size), text: bytes(size) })),
+      el(
+        "li",
+        {},
+        el("span", { class: `k${curve.colour}`, text: curve.cache }),
+        el("span", { title: COMMON.bytes(size), text: bytes(size) }),
+      )
     );
     this.tip.replaceChildren(el("strong", { text: COMMON.tokens(count) }), el("ul", {}, ...list));
     const isRight = scale.x(count) > box.left + box.width / 2;
@@ -273,7 +331,7 @@ export class Plot {
     if (index !== null && this.#view) this.#onpick(this.#view.curves[0].points[index][0], event);
   }
 
-  /** Built when it is looked at. */
+  /** Fills the table when it is opened. */
   #tabulate() {
     if (this.table.parentElement.open) this.table.replaceChildren(plotTable(this.#shown(), this.#memory));
   }

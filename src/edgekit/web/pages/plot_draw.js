@@ -1,4 +1,4 @@
-// Curves and a scale -> the nodes of the plot: axes, lines with their names, budget, native, marker.
+// Draws the plot: axes, lines with their names, the usable limit, the trained context, and the marker.
 
 import { svg } from "./dom.js";
 import { short } from "./format.js";
@@ -33,7 +33,7 @@ export function axes({ box, scale, contexts, sizes, isLog }) {
   );
 }
 
-/** How high a line is at a place of the plot, in pixels; it goes straight from point to point. */
+/** The y of a line at an x, in pixels; linear between its points. */
 function heightAt(x, points, scale) {
   const places = points.map(([count, size]) => [scale.x(count), scale.y(size)]);
   const next = places.findIndex(([at]) => at >= x);
@@ -42,16 +42,18 @@ function heightAt(x, points, scale) {
   return y0 + ((y1 - y0) * (x - x0)) / (x1 - x0 || 1);
 }
 
-/** Where words of a level cross fewer lines: at its left end, or at its right one. Lines only rise. */
+/** The end of a horizontal line, left or right, where its label crosses fewer curves. Curves only rise. */
 function calmerEnd({ box, scale, curves }, words, baseline) {
   const wide = words.length * LETTER;
   const crossed = (left) =>
-    curves.filter(({ points }) => heightAt(left, points, scale) > baseline - LABEL_GAP && heightAt(left + wide, points, scale) < baseline + 4).length;
+    curves.filter(({ points }) =>
+      heightAt(left, points, scale) > baseline - LABEL_GAP && heightAt(left + wide, points, scale) < baseline + 4
+    ).length;
   const [left, right] = [box.left + 6, box.left + box.width - 6];
   return crossed(right - wide) < crossed(left) ? { x: right, anchor: "end" } : { x: left, anchor: "start" };
 }
 
-/** What is usable, and the context that the model was trained for. */
+/** The usable limit and the trained context. */
 export function rules({ box, scale, sizes, contexts, curves, budget, native }) {
   const right = box.left + box.width;
   const nodes = [];
@@ -65,7 +67,15 @@ export function rules({ box, scale, sizes, contexts, curves, budget, native }) {
     const x = scale.x(native);
     const isRight = x > box.left + box.width / 2;
     nodes.push(line("native", x, box.top, x, box.top + box.height));
-    nodes.push(text("native-text", x + (isRight ? -6 : 6), box.top + box.height - 8, PLOT.trained(native), isRight ? "end" : "start"));
+    nodes.push(
+      text(
+        "native-text",
+        x + (isRight ? -6 : 6),
+        box.top + box.height - 8,
+        PLOT.trained(native),
+        isRight ? "end" : "start",
+      ),
+    );
   }
   return svg("g", { class: "rules" }, ...nodes);
 }
@@ -73,14 +83,14 @@ export function rules({ box, scale, sizes, contexts, curves, budget, native }) {
 const path = (points, scale) =>
   points.map(([count, size], i) => `${i ? "L" : "M"}${scale.x(count).toFixed(1)} ${scale.y(size).toFixed(1)}`).join("");
 
-/** One line for each cache, the present one strong; names stand at their ends. */
+/** One line per cache type with its name at the end; the current one is bold. */
 export function lines({ box, scale, sizes, curves, present }) {
   const drawn = curves.map((curve) =>
     svg("path", {
       class: `curve k${curve.colour}${curve.cache === present ? " present" : ""}`,
       d: path(curve.points, scale),
       "clip-path": "url(#plot-clip)",
-    }),
+    })
   );
   return svg("g", { class: "curves" }, ...drawn, ...names({ box, scale, sizes, curves, present }));
 }
@@ -89,7 +99,10 @@ function names({ box, scale, sizes, curves, present }) {
   const ends = curves.map((curve) => visibleEnd(curve.points, sizes[1]));
   const kept = ends.map((end) => !end.isCut);
   const beside = curves.filter((_, i) => kept[i]);
-  const places = spread(beside.map((curve) => scale.y(curve.points.at(-1)[1]) + 4), LABEL_GAP, [box.top + 4, box.top + box.height]);
+  const places = spread(beside.map((curve) => scale.y(curve.points.at(-1)[1]) + 4), LABEL_GAP, [
+    box.top + 4,
+    box.top + box.height,
+  ]);
   const named = (curve, x, y, anchor) =>
     text(`curve-name k${curve.colour}${curve.cache === present ? " present" : ""}`, x, y, curve.cache, anchor);
   const cut = curves
@@ -101,7 +114,7 @@ function names({ box, scale, sizes, curves, present }) {
   return [...beside.map((curve, i) => named(curve, scale.x(curve.points.at(-1)[0]) + 6, places[i], "start")), ...cut];
 }
 
-/** The present setting; its words stand above the lines, where nothing else is. */
+/** The current setting; its label is above the lines. */
 export function marker({ box, scale, contexts, sizes }, { context, size }) {
   const x = scale.x(Math.min(contexts[1], Math.max(contexts[0], context)));
   const y = Math.max(box.top, scale.y(Math.min(size, sizes[1])));
@@ -117,7 +130,7 @@ export function marker({ box, scale, contexts, sizes }, { context, size }) {
   );
 }
 
-/** A line at a context, with a dot on every curve. */
+/** The crosshair: a vertical line with a dot on every curve. */
 export function crosshair({ box, scale, sizes, curves }, index) {
   const count = curves[0].points[index][0];
   const x = scale.x(count);

@@ -1,23 +1,23 @@
-// Curves -> axes: which contexts and bytes a plot spans, and where each lies in it.
+// The axes of the plot: which contexts and bytes it spans, and where each is.
 
 const GIB = 1024 ** 3;
 const ROUND = [1, 2, 2.5, 5, 10];
 const HEADROOM = 1.15;
 
-/** Where a value lies between two others, on a plain or a doubling scale. */
+/** The position of a value between two others, on a linear or a log scale. */
 function place(value, [from, to], isLog) {
   if (isLog) return Math.log(Math.max(value, from) / from) / Math.log(to / from);
   return (value - from) / (to - from);
 }
 
-/** The contexts that are drawn: those of all points, and the present one. */
+/** The range of contexts: all points and the current one. */
 export function contextSpan(curves, present) {
   const all = curves.flatMap((curve) => curve.points.map(([count]) => count));
   const span = [Math.min(...all), Math.max(...all, present ?? 0)];
   return span[0] === span[1] ? [span[0], span[0] + 1] : span;
 }
 
-/** High enough for the budget, the present setting, and every cache at the native context. */
+/** The top of the plot: above the usable limit, the current setting, and every cache at the trained context. */
 export function bytesSpan(curves, budget, present) {
   const within = (curve) => {
     const short = curve.points.filter(([count]) => count <= (curve.native ?? Infinity));
@@ -36,7 +36,7 @@ export function scales(box, contexts, sizes, isLog) {
   };
 }
 
-/** Round numbers of bytes, five or so. */
+/** About five round numbers of bytes. */
 export function byteTicks([, most]) {
   const raw = most / GIB / 5;
   const power = 10 ** Math.floor(Math.log10(raw));
@@ -45,7 +45,7 @@ export function byteTicks([, most]) {
   return Array.from({ length: count + 1 }, (_, i) => i * step * GIB);
 }
 
-/** Doublings, or equal steps; never so many that words touch. */
+/** Doublings or equal steps; few enough that labels do not touch. */
 export function contextTicks([from, to], isLog, room) {
   if (!isLog) return evenTicks(to, Math.max(2, Math.floor(room / 90)));
   const all = [];
@@ -59,7 +59,7 @@ function evenTicks(to, count) {
   return Array.from({ length: Math.floor(to / step) }, (_, i) => (i + 1) * step);
 }
 
-/** Where a polyline leaves the top of the box, or its last point. */
+/** Where a line leaves the box at the top, else its last point. */
 export function visibleEnd(points, most) {
   const over = points.findIndex(([, size]) => size > most);
   if (over < 0) return { at: points.at(-1), isCut: false };
@@ -68,7 +68,7 @@ export function visibleEnd(points, most) {
   return { at: [c0 + ((c1 - c0) * (most - b0)) / (b1 - b0), most], isCut: true };
 }
 
-/** Moves places apart so that words do not cover each other; order is kept. */
+/** Moves labels apart so that they do not overlap, in the same order. */
 export function spread(places, gap, [from, to]) {
   const sorted = places.map((at, i) => ({ at, i })).sort((a, b) => a.at - b.at);
   let last = from - gap;

@@ -1,18 +1,23 @@
-// Which page an address means: History API, links of this site, one page at a time.
+// Shows the page of the address, with the History API: one page at a time.
 
 import { findPlace, keepPlace, watchPlace } from "./place.js";
 import { SHELL } from "./texts.js";
 
 const routes = new Map();
-const travellers = []; // what goes along from page to page: {enter(params), write(params)}
+const travellers = []; // parameters that every address carries: {enter(params), write(params)}
 const MACHINE_FREE = new Set(["/api/docs"]);
 const listeners = []; // called with the path of each page that is shown
 let leaving = null; // AbortController of the page that is shown
-let shown = ""; // its address, without the place in it
+let shown = ""; // its address, without the hash
 
-/** route("/model", {title: "Model", render(root, params, {signal})}). */
+/** route("/model", {title: "Model", render(root, params, {signal}), renews: false}). */
 export function route(path, page) {
   routes.set(path, page);
+}
+
+/** Draws the page again, unless it updates itself (renews: true). */
+export function renew() {
+  if (!routes.get(location.pathname)?.renews) show();
 }
 
 /** Something every page's address carries (the chosen machine). */
@@ -25,7 +30,7 @@ export function onShow(f) {
   listeners.push(f);
 }
 
-/** An address of this site with what travels along, unless it says so itself. */
+/** An address of this site with the shared parameters, unless it has them itself. */
 export function addressOf(url) {
   const address = new URL(url, location.origin);
   if (MACHINE_FREE.has(address.pathname)) return address;
@@ -36,13 +41,13 @@ export function addressOf(url) {
 /** Goes to another page, or to the same one with other parameters. */
 export function go(url) {
   const address = addressOf(url);
-  if (!routes.has(address.pathname)) return location.assign(address); // its module is still on the way
+  if (!routes.has(address.pathname)) return location.assign(address); // its module is still loading
   keepPlace();
   history.pushState(null, "", address);
   show({ isNavigation: true });
 }
 
-/** The page's own parameters into the address, without a step back; the machine's are kept. */
+/** Replaces the page's parameters in the address, without a history entry; the machine's stay. */
 export function replaceQuery(params) {
   const address = new URL(location.href);
   address.search = new URLSearchParams(params).toString();
@@ -62,7 +67,7 @@ export function show({ isNavigation = false } = {}) {
   for (const one of travellers) one.enter(params);
   const page = routes.get(location.pathname) ?? routes.get("/");
   const root = document.getElementById("main");
-  const isInside = root.contains(document.activeElement); // who was in the page begins at the heading of the new one
+  const isInside = root.contains(document.activeElement); // then the heading of the new page gets the focus
   root.replaceChildren();
   document.title = SHELL.title(page.title);
   mark(location.pathname);
@@ -73,7 +78,7 @@ export function show({ isNavigation = false } = {}) {
   findPlace(root, leaving.signal);
 }
 
-/** A page that breaks says so, instead of staying empty. */
+/** Shows the error of a page that cannot be drawn. */
 function report(root) {
   return (error) => {
     if (error.name === "AbortError") return;
@@ -86,7 +91,7 @@ function report(root) {
   };
 }
 
-/** The heading gets the focus, so that a reader begins there. */
+/** Focuses the heading, so that screen readers start there. */
 function greet(root) {
   const heading = root.querySelector("h1");
   if (!heading) return;
@@ -109,7 +114,7 @@ function isOurs(event, link) {
 
 const isJump = (link) => link.getAttribute("href").startsWith("#");
 
-/** Links of this site change the page without loading it again. */
+/** Follows links within this site without reloading. */
 export function listen() {
   watchPlace();
   document.addEventListener("click", (event) => {
@@ -119,7 +124,7 @@ export function listen() {
     go(link.href);
   });
   addEventListener("popstate", () => {
-    if (!routes.has(location.pathname)) location.reload(); // its module is still on the way
+    if (!routes.has(location.pathname)) location.reload(); // its module is still loading
     else if (whole() !== shown) show({ isNavigation: true });
     else if (history.state?.place) findPlace(document.getElementById("main"), leaving.signal); // back from a jump
   });

@@ -1,15 +1,15 @@
-// Changes of the settings -> answers: a fit at once, a check and curves a moment later, the newest wins.
+// Requests answers after changes of the settings: a fit at once, a check and curves a moment later. The newest wins.
 
 import { call, isPassing } from "./api.js";
 import { cacheFlags, cacheName } from "./cache_names.js";
 import { replaceQuery } from "./router.js";
 import { PLOT } from "./texts.js";
 
-const PAUSE_MS = 150; // after a change that comes alone
-const RUN_PAUSE_MS = 450; // after one of several: the next one must not wait behind a check
-const CURVE_PAUSE_MS = 200; // after a check: lines are drawn for settings that stay
+const PAUSE_MS = 150; // before the check, after a single change
+const RUN_PAUSE_MS = 450; // after one of several: the next fit must not wait for a check
+const CURVE_PAUSE_MS = 200; // after a check, before the curves
 const CURVE_POINTS = 24;
-const LOOK_MS = 40; // how often who waits for all answers looks whether they are there
+const LOOK_MS = 40; // how often rested() looks
 const FIELDS = {
   fit: (settings) => settings.fitFields(),
   check: (settings) => settings.checkFields(),
@@ -19,24 +19,25 @@ const FIELDS = {
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 const written = (fields) => JSON.stringify(fields);
 
-/** Tells "fit", "check", "curves" and "failed", each with its detail. */
+/** Dispatches "fit", "check", "curves" and "failed", each with a detail. */
 export class Session extends EventTarget {
   fit = null;
   check = null;
   curves = [];
+  drawsCurves = false; // whether the plot is open
   #settings;
   #signal;
-  #of = {}; // answer -> the fields it was asked with
-  #open = new Set(); // what is on its way: "judge" (nothing is known yet), "fit", "check", "curves"
-  #question = new AbortController(); // of this engine, machine and weights: what was asked about others is dropped
-  #slow = new AbortController(); // of these settings: a check, and the curves
-  #wanted = null; // the newest change that was not asked for yet: when it was made
+  #of = {}; // answer -> the fields of its request
+  #open = new Set(); // running requests: "judge" (no answer yet), "fit", "check", "curves"
+  #question = new AbortController(); // aborted when the engine, machine or weights change
+  #slow = new AbortController(); // the check and the curves; aborted when a setting changes
+  #wanted = null; // time of the newest change without a request
   #isAsking = false;
   #timer = 0;
-  #changed = -RUN_PAUSE_MS; // when the last change was made
-  #wished = new Set(); // cache types beside the usual ones
-  #wishedOf = null; // the engine whose names they are
-  #refused = new Map(); // cache type -> {why, isFinal}: why there is no line of it
+  #changed = -RUN_PAUSE_MS; // time of the last change
+  #wished = new Set(); // requested cache types besides the default ones
+  #wishedOf = null; // the engine of #wished
+  #refused = new Map(); // cache type -> {why, isFinal}: why it has no curve
 
   constructor(settings, signal) {
     super();
@@ -45,49 +46,53 @@ export class Session extends EventTarget {
     signal.addEventListener("abort", () => this.#callOff());
   }
 
-  /** Whether an answer is there, and is of the settings as they are now. */
+  /** Whether there is an answer, and it is for the current settings. */
   isPresent(what) {
     return this.#of[what] === written(FIELDS[what](this.#settings));
   }
 
-  /** The answers to the settings as they are now; one that did not come is left out. */
+  /** The answers that are for the current settings. */
   present() {
-    return Object.fromEntries(Object.keys(FIELDS).filter((what) => this.isPresent(what)).map((what) => [what, this[what]]));
+    return Object.fromEntries(
+      Object.keys(FIELDS).filter((what) => this.isPresent(what)).map((what) => [what, this[what]]),
+    );
   }
 
-  /** Once nothing is on its way, or the time is over. */
+  /** Resolves when no request is running, or after the timeout. */
   async rested(mostMs) {
     const over = performance.now() + mostMs;
     while (this.#open.size && performance.now() < over && !this.#signal.aborted) await pause(LOOK_MS);
   }
 
-  /** A first answer that is already there. */
+  /** Starts with a check that is done already. */
   async begin(check) {
-    this.#begin("curves");
     this.#take(check, this.#settings.checkFields());
-    this.#ask(performance.now());
-    await this.drawAgain();
+    await this.#ask(performance.now());
   }
 
-  /** A slider moved: the fit now, what takes longer when it rests. */
+  /** After a change of a setting: a fit at once, check and curves after a pause. */
   change(started = performance.now()) {
     const isJudged = !this.#open.has("judge");
     if (isJudged) this.#ask(started);
     this.#slow.abort();
     clearTimeout(this.#timer);
-    this.#begin("check", "curves");
+    this.#begin("check", ...this.#lines);
     const isRun = started - this.#changed < RUN_PAUSE_MS;
     this.#changed = started;
     this.#timer = setTimeout(() => this.#rest(isJudged ? null : started), isRun ? RUN_PAUSE_MS : PAUSE_MS);
   }
 
-  /** Another engine, machine or weights: they are judged before anything is shown. */
+  /** After a change of the engine, machine or weights: a check comes first. */
   anew(started = performance.now()) {
     this.#callOff();
     this.#question = new AbortController();
     this.#wished.clear();
-    this.#begin("judge", "check", "curves");
+    this.#begin("judge", "check", ...this.#lines);
     return this.#rest(started);
+  }
+
+  get #lines() {
+    return this.drawsCurves ? ["curves"] : [];
   }
 
   #callOff() {
@@ -111,18 +116,18 @@ export class Session extends EventTarget {
     this.#mark();
   }
 
-  /** Until they are "ready", answers are of the settings before; "old": the newest one failed. Of a page that was left nothing is said. */
+  /** Marks each answer: "ready" for the current settings, "busy" while it is requested, "old" if that failed. */
   #mark() {
-    if (this.#signal.aborted) return;
+    if (this.#signal.aborted) return; // the page was left
     const { dataset } = document.documentElement;
     const word = (name) => (this.isPresent(name) ? "ready" : this.#open.has(name) ? "busy" : "old");
-    const hasLines = this.curves.length > 0 || this.#open.has("curves"); // else it is told why there are none
+    const hasLines = (this.drawsCurves && this.curves.length > 0) || this.#open.has("curves");
     dataset.fit = this.#open.has("fit") || this.#open.has("judge") ? "busy" : "ready";
     dataset.check = word("check");
     dataset.curves = hasLines ? word("curves") : "ready";
   }
 
-  /** One is on its way at most; of those that wait, the newest. */
+  /** Runs one fit at a time; of the waiting changes only the newest. */
   async #ask(started) {
     this.#wanted = started;
     this.#begin("fit");
@@ -141,7 +146,7 @@ export class Session extends EventTarget {
     const fields = this.#settings.fitFields();
     try {
       const fit = await call("fit", fields, { signal });
-      if (signal.aborted) return; // of another engine, machine or weights
+      if (signal.aborted) return; // the engine, machine or weights have changed
       this.fit = fit;
       this.#of.fit = written(fields);
       this.#tell("fit", fit);
@@ -151,7 +156,7 @@ export class Session extends EventTarget {
     }
   }
 
-  /** What takes longer: the largest context, what would help, where layers go, the curves. */
+  /** Requests the check, then the curves. */
   async #rest(started = null) {
     replaceQuery(this.#settings.query());
     this.#slow = new AbortController();
@@ -161,15 +166,17 @@ export class Session extends EventTarget {
       const check = await call("check", fields, { signal });
       if (signal.aborted) return;
       const isMoved = this.#take(check, fields);
-      const isMissing = !this.#open.has("fit") && !this.isPresent("fit"); // it failed; the server answers again
+      const isMissing = !this.#open.has("fit") && !this.isPresent("fit"); // it failed, and the server is back
       if (isMoved || isMissing || started !== null) this.#ask(started ?? performance.now());
       this.#end("judge", "check");
+      if (!this.drawsCurves) return this.#end("curves");
       await pause(CURVE_PAUSE_MS);
       if (!signal.aborted) await this.#drawAnew(signal);
     } catch (error) {
       this.#fail(error, "check", signal);
     }
-    if (!signal.aborted) this.#end("judge", "check", "curves"); // else a newer one is on its way
+    if (!signal.aborted) this.#end("judge", "check", "curves"); // else a newer request is running
+    return null;
   }
 
   #take(check, fields) {
@@ -180,7 +187,7 @@ export class Session extends EventTarget {
     return isMoved;
   }
 
-  /** The usual cache types at once; the present one, and others that were wished for, each by itself. */
+  /** Requests the default cache types together; the current one and requested ones one by one. */
   async #drawAnew(signal) {
     const fields = this.#settings.curveFields();
     if (!this.isPresent("curves") && !(await this.#drawUsual(fields, signal))) return;
@@ -201,7 +208,7 @@ export class Session extends EventTarget {
       this.#of.curves = written(fields);
     } catch (error) {
       if (signal.aborted) return false;
-      this.curves = []; // those of other settings say nothing about these
+      this.curves = []; // those of other settings do not apply
       this.#of.curves = null;
       failure = error;
     }
@@ -210,7 +217,7 @@ export class Session extends EventTarget {
     return failure === null;
   }
 
-  /** The lines once more, where they did not come. */
+  /** Requests the curves again. */
   async drawAgain() {
     this.#begin("curves");
     const { signal } = this.#slow;
@@ -218,14 +225,14 @@ export class Session extends EventTarget {
     if (!signal.aborted) this.#end("curves");
   }
 
-  /** One more cache type into the plot. */
+  /** Adds a cache type to the plot. */
   drawCache(name) {
     this.#wished.add(name);
     return this.#drawOne(name, this.#question.signal);
   }
 
   async #drawOne(name, signal) {
-    if (!this.isPresent("curves")) return; // it comes with the others
+    if (!this.isPresent("curves")) return; // drawAgain() will include it
     if (this.curves.some((curve) => curve.cache === name) || this.#refused.get(name)?.isFinal) return;
     const { engine } = this.#settings;
     const of = this.#of.curves;
@@ -238,7 +245,7 @@ export class Session extends EventTarget {
     } catch (error) {
       told = { why: error.message, isFinal: !isPassing(error) };
     }
-    if (signal.aborted || of !== this.#of.curves) return; // everything is drawn anew meanwhile
+    if (signal.aborted || of !== this.#of.curves) return; // all curves have been requested again
     this.curves = [...this.curves, ...added];
     if (added.length) this.#refused.delete(name);
     else this.#refused.set(name, told);
@@ -249,7 +256,7 @@ export class Session extends EventTarget {
     this.#tell("curves", { curves: this.curves, refused: this.#refused, failure });
   }
 
-  /** Of what was called off nothing is told. */
+  /** Dispatches "failed", unless the request was cancelled. */
   #fail(error, what, signal) {
     if (!signal.aborted) this.#tell("failed", { error, what });
   }

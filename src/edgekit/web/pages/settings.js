@@ -1,22 +1,25 @@
-// What a person chose, and what EdgeKit settled for the rest -> the fields of a call, and the address.
+// The user's settings and EdgeKit's choices for the rest, as fields of a call and as parameters of the address.
 
 import { engineNamed, flagsAbout, INSTEAD_OF } from "./engines.js";
 
 const NOT_FLAGS = new Set(["ref", "device", "ram", "vram", "cpu"]);
 const PLACEMENT = flagsAbout("placement", "backend");
-const CARDS = flagsAbout("placement", "backend", "cards"); // said of a machine's own cards
+const CARDS = flagsAbout("placement", "backend", "cards"); // about the cards of one machine
 const CACHE = flagsAbout("cache");
 const ANY_ENGINE = new Set(["engine", "context", "min_context", "window_budget", "job"]);
-const INSTEAD = { ...INSTEAD_OF, context: "job" }; // one says what the other does
-const SIZING = new Set(["job", "window_budget"]); // a context is made of them, where none is said
+/** Fields that every engine has. */
+const PLANNED = new Set(["context", "min_context", "job", "users", "min_speed", "max_use", "reserve"]);
+const INSTEAD = { ...INSTEAD_OF, context: "job" }; // setting one removes the other
+const SIZING = new Set(["job", "window_budget"]); // they determine the context unless it is given
 
-/** Another engine or other weights: nothing of the last answer holds. */
-export const ANEW = new Set(["engine", ...flagsAbout("weights")]);
+/** Changes after which nothing of the last answer holds: engine, weights. */
+const WEIGHTS = new Set(["quant", ...flagsAbout("weights")]);
+export const ANEW = new Set(["engine", ...WEIGHTS]);
 
 export class Settings {
-  chosen = {}; // by the person: what the address says
-  settled = {}; // by the last check, for what was not chosen
-  engine = null; // the one that answered
+  chosen = {}; // by the user: the parameters of the address
+  settled = {}; // by the last check, for everything else
+  engine = null; // of the last check
   layers = 0;
 
   constructor(params, machine) {
@@ -27,18 +30,18 @@ export class Settings {
     }
   }
 
-  /** The value that counts: chosen, or settled. */
+  /** The value in use: chosen, else settled. */
   value(key) {
     return this.chosen[key] ?? this.settled[key] ?? null;
   }
 
-  /** What the model is called; that it is of the catalog stands in the box. */
+  /** The model's reference without "catalog:". */
   get name() {
     return this.ref.replace(/^catalog:/i, "");
   }
 
-  /** Whether anything was said beside the model: settings, or a machine. */
-  get isSaid() {
+  /** Whether anything but the model was chosen: settings, or a machine. */
+  get hasChoices() {
     return !this.machine.isThis || Object.keys(this.chosen).length > 0;
   }
 
@@ -46,7 +49,7 @@ export class Settings {
     return !(key in this.chosen);
   }
 
-  /** null takes a choice back. */
+  /** Sets a choice; null removes it. */
   set(key, value) {
     const isTaken = value !== null && value !== "";
     if (isTaken) this.chosen[key] = value;
@@ -58,12 +61,24 @@ export class Settings {
     if (!ANY_ENGINE.has(key) && this.engine) this.chosen.engine ??= this.engine;
   }
 
+  /** The chosen weights: {quant: "Q8_0"}; {} if EdgeKit chooses. */
+  get weights() {
+    return Object.fromEntries(Object.entries(this.chosen).filter(([key]) => WEIGHTS.has(key)));
+  }
+
+  /** Sets the weights; with {} EdgeKit chooses. */
+  setWeights(flags) {
+    for (const key of WEIGHTS) delete this.chosen[key];
+    this.settled = {};
+    for (const [key, value] of Object.entries(flags)) this.set(key, value);
+  }
+
   reset() {
     this.chosen = {};
     this.settled = {};
   }
 
-  /** On another machine: what was said of the cards of the last one means nothing. */
+  /** After a change of the machine: removes settings for the cards of the last one. */
   move() {
     for (const key of CARDS) delete this.chosen[key];
   }
@@ -78,7 +93,7 @@ export class Settings {
     for (const key of PLACEMENT) delete this.settled[key];
   }
 
-  /** Takes over what a check settled. Whether that changes what is shown. */
+  /** Takes over the choices of a check. Returns whether that changes the fields of `fit`. */
   settle(check) {
     const before = JSON.stringify(this.fitFields());
     this.engine = check.engine.name;
@@ -92,36 +107,48 @@ export class Settings {
     return JSON.stringify(this.fitFields()) !== before;
   }
 
-  #asked() {
+  #subject() {
     const { device, ram, vram, cpu } = this.machine;
     return { model: this.ref, device, ram, vram, cpu };
   }
 
   checkFields() {
-    return { ...this.#asked(), ...this.chosen };
+    return { ...this.#subject(), ...this.chosen };
   }
 
-  /** Of a context that is settled, what it was made of is not said again. */
+  /** The fields of `ladder`: without weights, because it lists all of them. */
+  ladderFields() {
+    const kept = Object.entries(this.checkFields()).filter(([key]) => !WEIGHTS.has(key));
+    return { ...Object.fromEntries(kept), engine: this.chosen.engine ?? this.engine };
+  }
+
+  /** The fields of a plan with another engine: only those that every engine has. */
+  planFields(engine) {
+    const kept = Object.entries(this.chosen).filter(([key]) => PLANNED.has(key));
+    return { ...this.#subject(), ...Object.fromEntries(kept), engine };
+  }
+
+  /** The fields of `fit`: everything in use, without what a known context was computed from. */
   fitFields() {
     const engine = this.chosen.engine ?? this.engine;
-    const fields = { ...this.#asked(), ...this.settled, ...this.chosen, engine };
+    const fields = { ...this.#subject(), ...this.settled, ...this.chosen, engine };
     const isSized = fields.context !== undefined;
     return Object.fromEntries(Object.entries(fields).filter(([key]) => !(isSized && SIZING.has(key))));
   }
 
-  /** Every cache type and every context is drawn: neither is said. */
+  /** The fields of `curves`, which cover every context and cache type. */
   curveFields() {
     const drawn = (key) => key === "context" || CACHE.has(key);
     return Object.fromEntries(Object.entries(this.fitFields()).filter(([key]) => !drawn(key)));
   }
 
-  /** The same question to another engine, for the address. */
+  /** The parameters of the address for another engine. */
   queryFor(engine) {
     const kept = Object.entries(this.chosen).filter(([key]) => ANY_ENGINE.has(key));
     return { ref: this.ref, ...Object.fromEntries(kept), engine };
   }
 
-  /** For the address; the machine is put there by itself. */
+  /** The parameters of the address; machine.js adds the machine. */
   query() {
     return { ref: this.ref, ...this.chosen };
   }

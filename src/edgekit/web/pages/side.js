@@ -1,48 +1,49 @@
-// The column of settings, with what can be done with the answer: reset, share, save.
+// The settings: a column next to the answer; on a phone, a sheet opened by a button at the bottom.
 
-import { copy, el, oncePerFrame } from "./dom.js";
-import { saveJson, savePng, saveSvg } from "./export.js";
-import { COMMON, SETTINGS } from "./texts.js";
+import { el, oncePerFrame } from "./dom.js";
+import { SETTINGS } from "./texts.js";
 
-const WIDE = "(min-width: 961px)"; // as in model.css: beside the answer, else under a heading that opens
-const FILES = [["PNG", savePng], ["SVG", saveSvg], ["JSON", saveJson]];
+const WIDE = "(min-width: 861px)"; // as in model.css
 
-/** onreset(); onlink() brings the address up to date; onsave(f) is given the function that writes the file. */
-export function side(controls, { onreset, onlink, onsave, signal }) {
-  const wide = matchMedia(WIDE);
-  const panel = el("details", { class: "panel side", open: wide.matches }, el("summary", {}, el("h2", { text: SETTINGS.title })), controls, buttons(onreset, onlink, onsave));
-  wide.addEventListener("change", () => (panel.open = wide.matches), { signal });
-  showMore(panel, controls, signal);
-  return panel;
-}
-
-/** Where the column is longer than the window, its lower edge says that there is more. */
-function showMore(panel, controls, signal) {
-  const look = oncePerFrame(() => panel.classList.toggle("more", panel.scrollTop + panel.clientHeight < panel.scrollHeight - 2));
-  const observer = new ResizeObserver(look);
-  observer.observe(panel);
-  observer.observe(controls);
-  panel.addEventListener("scroll", look, { passive: true });
-  signal.addEventListener("abort", () => observer.disconnect());
-}
-
-/** A button that is not pressed again while it works; it keeps the focus. */
-async function busily(button, f) {
-  if (button.ariaBusy === "true") return;
-  button.ariaBusy = "true";
-  await f();
-  button.ariaBusy = null;
-}
-
-function buttons(onreset, onlink, onsave) {
-  const link = el("button", { type: "button", text: COMMON.copyLink });
-  link.addEventListener("click", () => (onlink(), copy(location.href, link)));
+/** {node, summarise(parts)}. Calls onreset(event) and onshare(event) for the buttons below the settings. */
+export function side(controls, { onreset, onshare, signal }) {
   const reset = el("button", { type: "button", text: SETTINGS.reset, title: SETTINGS.resetHint, onclick: onreset });
-  const saves = FILES.map(([text, f]) => el("button", { type: "button", text, "aria-label": SETTINGS.saveAs(text), onclick: ({ currentTarget }) => busily(currentTarget, () => onsave(f)) }));
-  return el(
-    "div",
-    { class: "side-buttons" },
-    el("div", { class: "buttons" }, reset, link),
-    el("div", { class: "buttons", role: "group", "aria-label": SETTINGS.save }, el("span", { class: "muted small", text: SETTINGS.save }), ...saves),
+  const share = el("button", { type: "button", class: "primary", text: SETTINGS.share, onclick: onshare });
+  const done = el("button", { type: "button", class: "done", text: SETTINGS.done, "aria-label": SETTINGS.close });
+  const buttons = el("div", { class: "side-buttons" }, share, reset, done);
+  const scrolled = el("div", { class: "side-scroll" }, el("h2", { text: SETTINGS.title }), controls);
+  const content = el("div", { class: "side-content" }, scrolled, buttons);
+  const column = el("aside", { class: "panel side", "aria-label": SETTINGS.title });
+  const sheet = el("dialog", { class: "sheet", "aria-label": SETTINGS.title });
+  const summary = el("small");
+  const open = el(
+    "button",
+    { type: "button", class: "sheet-open primary" },
+    el("span", { text: SETTINGS.open }),
+    summary,
   );
+  open.addEventListener("click", () => sheet.showModal());
+  done.addEventListener("click", () => sheet.close());
+  sheet.addEventListener("click", (event) => event.target === sheet && sheet.close()); // outside the box
+  const wide = matchMedia(WIDE);
+  const place = () => {
+    sheet.close();
+    (wide.matches ? column : sheet).append(content);
+  };
+  wide.addEventListener("change", place, { signal });
+  place();
+  showMore(scrolled, content, signal);
+  const summarise = (parts) => (summary.textContent = SETTINGS.openSummary(parts));
+  return { node: el("div", { class: "side-place" }, column, sheet, open), summarise };
+}
+
+/** Marks the lower edge while there are more settings below it. */
+function showMore(scrolled, content, signal) {
+  const isLonger = () => scrolled.scrollTop + scrolled.clientHeight < scrolled.scrollHeight - 2;
+  const look = oncePerFrame(() => content.classList.toggle("more", isLonger()));
+  const observer = new ResizeObserver(look);
+  observer.observe(scrolled);
+  for (const child of scrolled.children) observer.observe(child);
+  scrolled.addEventListener("scroll", look, { passive: true });
+  signal.addEventListener("abort", () => observer.disconnect());
 }

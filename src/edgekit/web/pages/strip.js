@@ -1,4 +1,4 @@
-// The layers of a model as a strip: colour and height say the kind, the band below where each lies.
+// The layers of a model as a strip: colour and height show the kind, the band below where each layer is.
 
 import { el, svg } from "./dom.js";
 import { LAYERS } from "./texts.js";
@@ -9,14 +9,14 @@ const TOP = 24;
 const BAND = 6;
 const HEIGHT = TOP + 4 + BAND;
 
-/** Kinds in the order of how many layers have them. */
+/** The kinds of layers, the most frequent first. */
 function kindsOf(layers) {
   const counts = new Map();
   for (const { kind } of layers) counts.set(kind, (counts.get(kind) ?? 0) + 1);
   return [...counts].sort((a, b) => b[1] - a[1]).map(([kind, count], i) => ({ kind, count, place: i % KINDS }));
 }
 
-/** Pools of a layer -> class of its band: on a GPU, on the CPU, or both. */
+/** The class of a layer's band: on a GPU, on the CPU, or on both. */
 function bandOf(pools) {
   const isGpu = pools.some((pool) => pool.startsWith("device"));
   const isHost = pools.includes("host");
@@ -34,7 +34,15 @@ export class Strip {
     this.svg = svg("svg", { class: "strip", preserveAspectRatio: "none", "aria-hidden": "true" });
     this.legend = el("ul", { class: "legend strip-legend" });
     this.told = el("p", { class: "muted small strip-told", text: LAYERS.hint });
-    this.stage = el("div", { class: "strip-stage", tabIndex: 0, role: "slider", "aria-label": LAYERS.label, "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 }, this.svg);
+    this.stage = el("div", {
+      class: "strip-stage",
+      tabIndex: 0,
+      role: "slider",
+      "aria-label": LAYERS.label,
+      "aria-valuemin": 0,
+      "aria-valuemax": 0,
+      "aria-valuenow": 0,
+    }, this.svg);
     this.node = el("div", {}, this.stage, this.told, this.legend);
     this.stage.addEventListener("pointermove", (event) => this.#point(this.#at(event)));
     this.stage.addEventListener("pointerleave", () => this.#point(null));
@@ -72,7 +80,16 @@ export class Strip {
   #key(event) {
     const last = this.#layers.length - 1;
     const now = this.#index ?? -1;
-    const moves = { ArrowRight: now + 1, ArrowUp: now + 1, ArrowLeft: now - 1, ArrowDown: now - 1, PageUp: now + 10, PageDown: now - 10, Home: 0, End: last };
+    const moves = {
+      ArrowRight: now + 1,
+      ArrowUp: now + 1,
+      ArrowLeft: now - 1,
+      ArrowDown: now - 1,
+      PageUp: now + 10,
+      PageDown: now - 10,
+      Home: 0,
+      End: last,
+    };
     if (!(event.key in moves)) return;
     event.preventDefault();
     this.#point(Math.min(last, Math.max(0, moves[event.key])));
@@ -87,7 +104,12 @@ export class Strip {
       return;
     }
     this.svg.children[index].classList.add("now");
-    this.told.textContent = LAYERS.layer({ ...layer, index: layer.layer, count: this.#layers.length, memories: layer.pools.map(this.#nameOf) });
+    this.told.textContent = LAYERS.layer({
+      ...layer,
+      index: layer.layer,
+      count: this.#layers.length,
+      memories: layer.pools.map(this.#nameOf),
+    });
     this.stage.setAttribute("aria-valuenow", index);
     this.stage.setAttribute("aria-valuetext", this.told.textContent);
   }
@@ -105,12 +127,20 @@ function column(layer, i, place, gap) {
 }
 
 function kindEntry({ kind, count, place }) {
-  const picture = svg("svg", { width: 12, height: 22, "aria-hidden": "true", class: `kind${place}` }, svg("rect", { class: "body", x: 1, y: 22 - TALL[place], width: 10, height: TALL[place] }));
+  const picture = svg(
+    "svg",
+    { width: 12, height: 22, "aria-hidden": "true", class: `kind${place}` },
+    svg("rect", { class: "body", x: 1, y: 22 - TALL[place], width: 10, height: TALL[place] }),
+  );
   return el("li", {}, picture, LAYERS.entry(count, kind));
 }
 
 function bandEntry(band, layers) {
   const count = layers.filter((layer) => bandOf(layer.pools) === band).length;
-  const picture = svg("svg", { width: 18, height: 8, "aria-hidden": "true" }, svg("rect", { class: `band ${band}`, x: 0.5, y: 0.5, width: 17, height: 7 }));
+  const picture = svg(
+    "svg",
+    { width: 18, height: 8, "aria-hidden": "true" },
+    svg("rect", { class: `band ${band}`, x: 0.5, y: 0.5, width: 17, height: 7 }),
+  );
   return el("li", {}, picture, LAYERS.entry(count, LAYERS.bands[band]));
 }

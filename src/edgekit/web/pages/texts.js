@@ -1,8 +1,9 @@
-// Every text the page shows, by screen; a text with figures in it is a function.
-// What must be there before any script runs (header, footer) is in index.html; units are in format.js.
+// Every text on the page, by screen. A text with figures in it is a function.
+// The header and footer, which appear before any script runs, are in index.html; units are in format.js.
 
-import { bytes, gib, gibOf, params, rate, rateInterval, short, tokens } from "./format.js";
+import { bytes, figure, gb, gib, gibOf, params, rate, rateInterval, short, tokens, wholeK } from "./format.js";
 
+const joined = (parts) => parts.filter(Boolean).join(" · ");
 const plural = (count, one, many = `${one}s`) => `${tokens(count)} ${count === 1 ? one : many}`;
 
 export const COMMON = {
@@ -18,7 +19,6 @@ export const COMMON = {
   remove: "Remove",
   removeNamed: (name) => `Remove ${name}`,
   tryAgain: "Try again",
-  unknown: "Unknown",
   bytes: (count) => `${tokens(count)} bytes`,
   tokens: (count) => `${tokens(count)} tokens`,
   parameters: (count) => `${params(count)} parameters`,
@@ -34,10 +34,10 @@ export const SHELL = {
   serverBack: "Reconnected.",
 };
 
-/** The usual words; an engine may have others. */
+/** The default verdict words; an engine may have its own. */
 export const VERDICTS = { passed: "Fits", warning: "Tight", failed: "Does not fit", refused: "Cannot run" };
 
-/** Where a model that fits runs, next to the verdict's word. */
+/** The verdict and where the model runs: "Fits on GPU". */
 export const PLACES = {
   verdict: (word, runsOn) => (runsOn === "GPU" ? `${word} on GPU` : `${word}: ${runsOn.replace("CPU", "RAM")}`),
 };
@@ -61,7 +61,7 @@ export const BARS = {
   part: (name, size) => `${name} ${bytes(size)}`,
   sum: (required, available) => gibOf(required, available),
   left: (size) => `${size} free`,
-  missing: (size) => `${size} too much`,
+  missing: (size) => `${size} over`,
   budget: (available, total) => `${gibOf(available, total)} usable`,
   budgetLabel: (b) => `${b.name}: ${gibOf(b.available_bytes, b.total_bytes)} usable. ${b.told}`,
   used: (b) => `${b.memory}: ${gibOf(b.required_bytes, b.available_bytes)} usable${b.share ? ` (${b.share})` : ""}`,
@@ -98,10 +98,13 @@ export const MACHINE = {
   other: "Other ...",
   gpus: (vram) => `GPU with ${vram}`,
   ram: (size) => `${size} RAM`,
+  separator: " · ",
   addDevice: "Add a device",
   addNamed: (name, size) => `Add ${name}, ${size}`,
   size: (gigabytes) => `${tokens(gigabytes)} GB`,
-  fault: (message) => `${message.slice(0, 1).toUpperCase()}${message.slice(1)}. Choose one of these machines, or describe another with "Other ...".`,
+  fault: (message) =>
+    `${message.slice(0, 1).toUpperCase()}${message.slice(1)}. ` +
+    'Choose one of these machines, or describe another with "Other ...".',
   added: (name) => `${name} added`,
   chosen: "Chosen devices",
   devices: "Devices",
@@ -114,7 +117,7 @@ export const MACHINE = {
   vramHint: "if the GPU is not in the list",
   cpu: "Processor",
   cpuExample: "Ryzen 7 7700",
-  cpuHint: "optional: for the speed of what runs on the CPU",
+  cpuHint: "optional: sets the speed of layers that run on the CPU",
   use: "Use this machine",
   reset: "Back to this computer",
   unknownDevice: "No device with this name. Enter its memory below instead.",
@@ -191,7 +194,7 @@ export const HOME = {
   moreModels: (count) => `${plural(count, "more model")} in the index: `,
   searchByName: "search by name",
   noMatch: (typed) => `No model in this list matches "${typed}".`,
-  openTyped: "Open it as a model",
+  openTyped: "Check it anyway",
   noFilterMatch: "No model in this list matches these filters.",
   showAll: "Show all models",
   stopped: "The server stopped before every model was checked.",
@@ -227,11 +230,14 @@ export const ERRORS = {
   cancelled: "Cancelled.",
 };
 
-const NOT_FOUND = "Check the spelling. You can enter a name of the index, org/name on Hugging Face, a URL, sample:NAME, or a file in a --models-dir folder.";
-const NOT_ALLOWED = "Local files can be opened only from folders given with edgekit web --models-dir FOLDER, and addresses on this machine or its network only with --allow-private.";
-const UNREACHABLE = "EdgeKit could not read the model from its server. Check the network and try again, or use a local file.";
+const NOT_FOUND = "Check the spelling. You can enter a name from the index, org/name on Hugging Face, a URL, " +
+  "sample:NAME, or a file in a --models-dir folder.";
+const NOT_ALLOWED = "Local files can be opened only from folders given with edgekit web --models-dir FOLDER, and " +
+  "addresses on this machine or its network only with --allow-private.";
+const UNREACHABLE = "EdgeKit could not read the model from its server. " +
+  "Check the network and try again, or use a local file.";
 const OTHER_ENGINE = "EdgeKit found the model but can't check it this way. Try another engine or machine.";
-/** A model that could not be opened: a heading by the kind of error, and what to do next. */
+/** A model that could not be opened: a heading for each kind of error, and what to do next. */
 export const OPENING = {
   reading: "Reading the header ...",
   progress: "Reading",
@@ -256,7 +262,13 @@ export const OPENING = {
     TooManyError: "Server busy",
     Unreachable: "Server stopped",
   },
-  usageTitles: { model: "Model not found", engine: "Unknown engine", machine: "Unknown machine", settings: "Invalid setting", all: "Invalid link" },
+  usageTitles: {
+    model: "Model not found",
+    engine: "Unknown engine",
+    machine: "Unknown machine",
+    settings: "Invalid setting",
+    all: "Invalid link",
+  },
   help: {
     NotAllowedError: NOT_ALLOWED,
     PrivateAddressError: NOT_ALLOWED,
@@ -266,7 +278,8 @@ export const OPENING = {
     RemoteTimeoutError: UNREACHABLE,
     RemoteChangedError: UNREACHABLE,
     DeadlineError: UNREACHABLE,
-    RemoteAccessError: "This repository is private or gated. Log in to Hugging Face on this machine (HF_TOKEN), or choose another repository.",
+    RemoteAccessError: "This repository is private or gated. " +
+      "Log in to Hugging Face on this machine (HF_TOKEN), or choose another repository.",
     RefusedError: OTHER_ENGINE,
     HardwareError: OTHER_ENGINE,
     UnknownArchitectureError: OTHER_ENGINE,
@@ -278,88 +291,181 @@ export const OPENING = {
     model: NOT_FOUND,
     engine: "Choose one of these engines.",
     machine: "Choose another machine above, or check the machine that runs this page.",
-    settings: "One of the settings in this link is invalid. Fix it in the address bar, or continue without the settings.",
+    settings: "One of the settings in this link is invalid. " +
+      "Fix it in the address bar, or continue without the settings.",
     all: "Part of this link is invalid. Fix it in the address bar, or continue without the settings.",
   },
   oneCacheType: "This model shares one KV cache between K and V: choose the same type for both.",
   useForBoth: (type) => `Use ${type} for both`,
   useEngine: (name) => `Use ${name}`,
+  noRam: {
+    title: "System RAM unknown",
+    message: (engine) => `${engine} runs in the PC's RAM, and the RAM of this machine is not known.`,
+    help: "How much RAM does the PC have? Choose a size, or enter it under the machine above.",
+    use: (size) => `${size.replace("G", " GB")} RAM`,
+  },
   withoutSettings: "Continue without these settings",
 };
 
 export const MODEL = {
   title: "Will it fit?",
-  lead: "Check one model with any settings.",
-  formLabel: "Model",
-  refLabel: "Model ID, URL or file",
-  refExample: "qwen3-8b, org/name, https://..., model.gguf",
-  check: "Check",
+  lead: "Enter a model's name, a Hugging Face link or a file.",
+  finder: "Model to check",
   answered: (name) => `${name}: checked`,
   welcome: {
     title: "Try one",
-    lead: "EdgeKit reads a model's header, never its weights, and shows what each byte of memory is for before you download anything.",
-    catalog: "A model from the index",
-    repository: "A Hugging Face repository, with a quantization if it has several",
+    lead: "EdgeKit reads a model's header, never its weights, and tells you before you download anything.",
+    index: "A model from the index",
+    repository: "A Hugging Face repository, with a quantisation if it has several",
     url: "The URL of a file",
     sample: "A built-in sample header (no network needed)",
     file: ["A file on this machine, by its name in the folder given with ", "edgekit web --models-dir FOLDER", ""],
-    all: "All models of the index on this machine",
+    all: "All models in the index, checked on this machine",
   },
-  trainedFor: (count) => `trained context ${tokens(count)}`,
+  hub: "Hugging Face",
+  hubLink: (repository) => `${repository} on Hugging Face`,
+  licence: (name) => `licence ${name}`,
+  on: "on",
   answer: "Answer",
-  why: "Why",
-  context: "Context",
-  trainedContext: "Trained context",
+  memories: "Memory",
+  runs: "Runs",
+  embeds: "Embeds",
+  start: (verb, place) => `${verb} ${place}`,
+  speedPart: (typical) => ` at ${rate(typical)}`,
+  roomPart: (count) => `, with room for ${wholeK(count)} tokens`,
+  roughPart: (why) => ` (rough estimate: ${why})`,
+  full: "Nothing to spare: close other programs first.",
+  tight: (left) => `Only ${left} to spare: close other programs first.`,
+  fromIndex: "Hugging Face could not be reached: these figures are from EdgeKit's index.",
+  setup: ({ quantization, context, cache, engine, way }) =>
+    joined([quantization, `${wholeK(context)} context`, cache && `${cache} KV cache`, engine, way]),
+  fitsBut: "There is enough memory, but: ",
+  speed: "Speed",
+  speedUnit: "tokens/s",
+  speedValue: (typical) => (typical < 0.05 ? "< 0.1" : `≈ ${figure(typical)}`),
+  speedInterval: (ends) => rateInterval(ends),
+  memory: (name) => `Memory: ${name}`,
+  memoryUnknown: "Memory",
+  of: (size) => `of ${size}`,
   maxContext: "Max context",
-  totalMemory: "Total memory",
-  hostMemory: "RAM",
-  gpu: "GPU",
-  fitsBut: "There is enough memory, but edgekit check says no: ",
+  contextNow: (count) => `tokens, ${wholeK(count)} set`,
+  download: "Download",
+  noDownload: "None",
+  onThisMachine: "already on this machine",
+  sample: "a sample header",
+  noValue: "-",
+  speedUnknown: "unknown",
   breakdown: "Memory breakdown",
   breakdownTable: "Memory breakdown as a table",
-  columns: { part: "Component", memory: "Memory", size: "Size, exact bytes", basis: "Basis", why: "How it is computed" },
+  columns: {
+    part: "Component",
+    memory: "Memory",
+    size: "Size, exact bytes",
+    basis: "Basis",
+    why: "How it is computed",
+  },
   subtotal: "Subtotal",
   total: "Total",
-  later: "May be added while it runs (not in the total)",
+  hostMemory: "RAM",
+  gpu: "GPU",
+  later: "May be allocated later (not in the total)",
   within: (basis, percent) => `${basis}, within ${percent} %`,
   moreLines: (reason, count) => `${reason} (first of ${tokens(count)} lines)`,
   basis: (parts) => `Accuracy of these figures: ${parts}`,
+  estimateCommand: "This estimate on the command line",
   notes: "Notes",
   layers: "Layers",
-  commands: "Commands",
   plot: "Memory vs context",
   changesFit: "What would make it fit",
-  changesMore: "What would give it more room",
+  changesMore: "Other options",
+  noChanges: "No suggestions.",
+  why: "Why",
   apply: "Apply",
   applyNamed: (change) => `Apply: ${change}`,
   oneCache: "This model shares one KV cache between K and V: both types change together.",
   oneCacheNow: (type) => `This model shares one KV cache between K and V. Both are ${type} now.`,
-  nothingToSave: "There is no result for these settings to save.",
-  saveFailed: (message) => `Could not save the file: ${message}`,
+  serverGone: "The server has stopped. These are the last figures; they refresh when it is back.",
   spoken: (word, sentence) => `${word}. ${sentence}`,
 };
 
 export const SETTINGS = {
   title: "Settings",
+  open: "Settings",
+  openSummary: (parts) => parts.filter(Boolean).join(" · "),
+  close: "Close the settings",
+  done: "Done",
+  more: "More settings",
   reset: "Reset",
   resetHint: "Undo all your settings",
-  save: "Save",
-  saveAs: (format) => `Save as ${format}`,
+  share: "Share",
+  quantization: "Quantisation",
+  quantizationOption: (name, download) => (download ? `${name} · ${gb(download)}` : name),
+  cache: "KV cache",
   context: "Context (tokens)",
   contextSlider: "Context, log scale",
   contextAuto: "Let EdgeKit choose",
-  contextBecause: (reason) => `Auto: ${reason}`,
-  contextWrong: (typed) => (typed ? `"${typed}" is not a number of tokens. Enter 8192 or 32k.` : "Enter a number of tokens: 8192 or 32k."),
+  contextBecause: (reason) => `Chosen by EdgeKit: ${reason}`,
+  contextWrong: (typed) =>
+    typed ? `"${typed}" is not a number of tokens. Enter 8192 or 32k.` : "Enter a number of tokens: 8192 or 32k.",
   ticks: { native: "Trained", largest: "Max", both: "Max" },
-  tick: (word, count) => `${word} ${short(count)}`,
+  tick: (word, count) => `${word} ${wholeK(count)}`,
   tickLabel: (word, count) => `${word}: ${tokens(count)}`,
   engineAuto: (name) => `Auto: ${name}`,
-  valueAuto: (value) => `auto: ${value}`,
+  valueAuto: (value) => `Auto: ${value}`,
   onOff: (value, isOn) => `${value} (${isOn ? "on" : "off"})`,
   wholeNumber: (least, most) => `Enter a whole number from ${tokens(least)} to ${tokens(most)}, or leave it empty.`,
   percent: (percent, isDefault) => `${percent} %${isDefault ? " (default)" : ""}`,
   layers: (count, most) => `${count} of ${most}`,
   fromLink: "Also set by the link",
+};
+
+/** The dialog that shares an answer. */
+export const SHARE = {
+  title: "Share this answer",
+  closeShort: "Close",
+  close: "Close the dialog",
+  preview: "The answer as a picture",
+  noPreview: "The picture could not be drawn.",
+  link: "Copy link",
+  linkHint: "The link opens this answer. A link to localhost or 127.0.0.1 works only on this computer.",
+  png: "Download PNG",
+  svg: "Download SVG",
+  badge: "Copy badge",
+  badgeText: (title, machine) => `![${title} on ${machine}](badge.svg)`,
+  badgeHint: "Copy badge copies Markdown for a model card. " +
+    "This command writes badge.svg, and the answer as one HTML file:",
+  json: "Download JSON",
+  command: "Command that writes the files",
+  failed: (message) => `Could not save the file: ${message}`,
+  nothing: "There is no result for these settings to save.",
+};
+
+/** The quantisations of the model, one row each. */
+export const LADDER = {
+  title: "Quantisations",
+  columns: {
+    quant: "Quantisation",
+    download: "Download",
+    verdict: "Verdict",
+    speed: "Speed",
+    context: "Max context",
+    loss: "Quality loss",
+  },
+  lossHint: "Points of quality (0 to 100) lost compared with the released weights, measured on other models.",
+  speed: (typical) => rate(typical, "≈ "),
+  context: (count) => (count ? wholeK(count) : "none"),
+  loss: (value) => (value < 0.05 ? "none" : `-${value.toFixed(1)} points`),
+  lossAbout: (value) => `about -${value.toFixed(1)} points`,
+  lossLabel: (text) => `quality loss ${text}`,
+  notMeasured: "not measured",
+  noValue: "-",
+  unchanged: "original",
+  auto: "EdgeKit's choice",
+  loading: "Checking every quantisation ...",
+  failed: (message) => `The quantisations could not be checked: ${message}`,
+  label: (parts) => parts.filter(Boolean).join(", "),
+  maxContext: (count) => `max context ${count ? tokens(count) : "none"}`,
+  download: (size) => `${size} download`,
 };
 
 export const PLOT = {
@@ -378,7 +484,8 @@ export const PLOT = {
   usable: (size) => `usable ${gib(size)}`,
   trained: (count) => `trained ${short(count)}`,
   point: (count, size) => `${tokens(count)}: ${gib(size)}`,
-  pointed: (count, rows) => `${tokens(count)} tokens: ${rows.map(([cache, size]) => `${cache} ${bytes(size)}`).join(", ")}`,
+  pointed: (count, rows) =>
+    `${tokens(count)} tokens: ${rows.map(([cache, size]) => `${cache} ${bytes(size)}`).join(", ")}`,
   placement: "Each curve keeps the current layer placement. A longer context may fit with more layers on the CPU.",
   beyond: (last, isTrained) => `The curves end at ${tokens(last)} tokens${isTrained ? ", the trained context" : ""}.`,
   drawn: "KV cache types shown",
@@ -398,103 +505,169 @@ export const LAYERS = {
   bands: { gpu: "on the GPU", cpu: "on the CPU", both: "on both (experts on the CPU)" },
   entry: (count, text) => `${count} ${text}`,
   layer: ({ index, count, kind, model, context, compute, memories }) => {
-    const parts = [model && `weights ${bytes(model)}`, context && `KV cache ${bytes(context)}`, compute && `compute ${bytes(compute)}`].filter(Boolean);
-    return `Layer ${index} of ${count}: ${kind}. ${parts.join(", ") || "no memory of its own"}${memories.length ? `, in ${memories.join(" and ")}` : ""}`;
+    const parts = [
+      model && `weights ${bytes(model)}`,
+      context && `KV cache ${bytes(context)}`,
+      compute && `compute ${bytes(compute)}`,
+    ].filter(Boolean);
+    const where = memories.length ? `, in ${memories.join(" and ")}` : "";
+    return `Layer ${index} of ${count}: ${kind}. ${parts.join(", ") || "no memory of its own"}${where}`;
   },
 };
 
 export const COMMANDS = {
-  own: (program) => `${program} command`,
-  run: "Run with EdgeKit",
-  serve: "Serve with EdgeKit",
-  estimate: "This estimate on the command line",
+  title: "How to run it",
+  tabs: "Programs",
+  programs: (tab) => `Programs of ${tab}`,
+  edgekit: "EdgeKit",
+  edgekitCheck: "This answer on the command line",
+  edgekitRun: "Download it, if it fits, and chat",
+  edgekitServe: "Download it, if it fits, and serve it with an OpenAI-compatible API",
   copyNamed: (name) => `Copy: ${name}`,
-  others: "Show commands for other programs",
-  othersHint: "llama-server, Ollama, LM Studio, Docker and others. EdgeKit plans these for your machine, so the quantization may differ from your settings above.",
   planning: "Planning ...",
-  decision: (lever, value) => `${lever}: ${value}`,
-  because: (reason) => ` - ${reason}`,
+  none: "No command: it does not load with these settings.",
+  noneHere: (program) => `No command for ${program} with these settings.`,
+  showAll: (count) => `Show all ${count} lines`,
+  showLess: "Show less",
+  sample: "This is a sample header, not a file you can run. " +
+    "Open the model by its name to get a command that downloads it.",
+  otherEngine: (engine, told) => `${engine}: ${told}`,
 };
 
 export const COMPARE = {
   title: "Compare",
-  lead: "Compare two or three models, or one model on several engines, on the same machine with the same context.",
-  shared: "Settings for all columns",
-  context: "Context (tokens)",
-  contextHint: "8192 or 32k; leave empty for each model's default",
-  add: "Add a column",
-  column: (number) => `Model ${number}`,
-  model: "Model",
-  modelExample: "qwen3-8b, org/name, URL or file",
-  empty: "Enter a model above.",
-  open: "Open model page",
-  removeColumn: (number) => `Remove model ${number}`,
+  lead: "Models, machines, quantisations or engines side by side. Each column is what edgekit check answers.",
+  region: "Comparison",
+  caption: "One column for each choice; the best value of a row is bold.",
+  kinds: { models: "Models", machines: "Machines", quants: "Quantisations", engines: "Engines" },
+  kindsLabel: "What to compare",
+  kindsHint: {
+    models: "Compare several models",
+    machines: (name) => `Compare ${name} on several machines`,
+    quants: (name) => `Compare the quantisations of ${name}`,
+    engines: (name) => `Compare the engines for ${name}`,
+  },
+  noQuants: "This engine has no list of quantisations",
+  filled: (kind, count) => `${kind}: ${plural(count, "column")}`,
+  context: "Context",
+  contextDefault: "default",
+  contextHint: "For all columns: 8192 or 32k. Default: what fits each model comfortably.",
+  contexts: ["4K", "8K", "16K", "32K", "64K", "128K"],
+  add: "Add a model",
+  addExample: "Qwen3 32B, org/name, link or file",
+  full: (most) => `${most} columns is the most`,
+  addSecond: "Now choose a second model.",
+  open: "Open",
+  openNamed: (name) => `Open the page of ${name}`,
+  change: "Change",
+  changeNamed: (name) => `Change ${name}`,
+  removeNamed: (name) => `Remove ${name}`,
+  removed: (name) => `${name} removed`,
   reading: "Reading the model",
+  waiting: "Waiting",
   result: (name, text) => `${name}: ${text}`,
-  pending: "...",
-  notKnown: "Unknown",
-  noAnswer: "-",
-  best: { best: "best", fastest: "fastest", lowest: "lowest", highest: "highest" },
+  best: "best",
+  unknown: "-",
+  noneFits: "None",
   rows: {
     verdict: "Verdict",
-    summary: "Summary",
-    engine: "Engine",
+    speed: "Speed",
     memory: "Memory",
+    maxContext: "Max context",
+    context: "Context",
+    download: "Download",
     weights: "Weights",
     cache: "KV cache",
-    compute: "Compute buffer",
+    compute: "Compute and runtime",
     total: "Total memory",
-    maxContext: "Max context",
-    cacheAt: (count) => `KV cache at ${short(count)}`,
-    cacheNative: "KV cache at the trained context",
-    speed: "Speed (one request)",
-    quantization: "Quantization",
+    quant: "Quantisation",
     parameters: "Parameters",
     native: "Trained context",
-    basis: "Basis",
+    firstToken: "First token",
+    loss: "Quality loss",
     command: "Command",
   },
-  scale: (size) => `All bars share one scale: the full width is ${gib(size)}.`,
-  speed: (typical) => rate(typical),
-  speedBasis: (ends, variant, cache, basis) => `${[rateInterval(ends) && `80 % interval ${rateInterval(ends)}`, `planned with ${variant}, KV cache ${cache}`, basis].filter(Boolean).join("; ")}`,
-  bitsPerWeight: (bits) => `${bits.toFixed(1)} bits per weight`,
-  bits: (bits) => `${bits} bits`,
-  parameters: (all, active) => (active ? `${params(all)}, ${params(active)} active` : params(all)),
-  noCommand: "None: it does not load",
-  commandLabel: "Command",
-  copyCommand: "Copy command",
+  hints: {
+    speed: "one request",
+    maxContext: "with these settings",
+    firstToken: "for a prompt of 1,000 tokens",
+    loss: "points out of 100, from the weights",
+  },
+  speed: (typical) => `≈ ${rate(typical, "").replace(" tokens/s", "")}`,
+  speedUnit: "tokens/s",
+  interval: (ends) => rateInterval(ends),
+  cacheType: (type) => `${type} KV cache`,
+  gigabytes: (size) => `${(size / 1e9).toFixed(1)} GB`,
+  onDisk: "already on this machine",
+  seconds: (count) => (count < 9.95 ? `${count.toFixed(1)} s` : `${Math.round(count)} s`),
+  loss: (value, isNeighbour) => `${isNeighbour ? "about " : ""}${value.toFixed(1)}`,
+  noLoss: "None",
+  notLoaded: "Does not load",
+  copyCommand: "Copy",
+  copyCommandOf: (name) => `Copy the command of ${name}`,
+  commandOf: (name) => `Command of ${name}`,
+  moreMemories: (count) => `+ ${count} more, less full`,
+  cut: (size) => `Bars that are cut off need more than ${gib(size)}.`,
+  dialog: {
+    title: "Change this column",
+    model: "Model",
+    engine: "Engine",
+    quant: "Quantisation",
+    quantAuto: "Let EdgeKit choose",
+    quantExample: "fp8, awq, ...",
+    machine: "Machine",
+    same: (name) => `The page's machine: ${name}`,
+    this: "This computer",
+    other: "Another machine",
+    apply: "Apply",
+  },
+  empty: {
+    title: "Which two?",
+    first: "First model",
+    second: "Second model",
+    versus: "vs",
+    examples: "Or start with one of these",
+    rows: {
+      models: ["Gemma 3 27B vs Qwen3 32B", "two models"],
+      quants: ["Q4_K_M vs Q8_0", "two quantisations of Qwen3 14B"],
+      machines: ["RTX 3060 vs RTX 4090", "two machines for Gemma 3 27B"],
+      engines: [(names) => names.join(" vs "), "two engines for Qwen3 8B on an RTX 4090"],
+    },
+  },
 };
 
 export const HARDWARE = {
-  title: "Hardware",
-  lead: "What this machine has, and how much of it each engine can use: the free memory minus a reserve. Every verdict is measured against these figures.",
+  title: "Machine",
+  line: { this: "This computer", whatIf: "What if" },
+  loading: "Looking at the machine ...",
   systems: { linux: "Linux", macos: "macOS", windows: "Windows" },
   kinds: { gpu: "GPU", mac: "Mac", phone: "phone or tablet", board: "board", apu: "processor with GPU" },
   vendors: { nvidia: "NVIDIA", amd: "AMD", intel: "Intel", apple: "Apple" },
   found: "This machine",
   whatIf: (name) => `Checked machine: ${name}`,
-  usable: "Usable memory",
-  usableBy: "Usable",
-  programs: "Programs",
-  noPrograms: "No program was found that runs models: pip install 'edgekit-models[llama]' installs llama.cpp.",
-  notes: "Notes",
-  system: "System",
-  processor: "Processor",
-  cores: (count) => plural(count, "core"),
-  memory: "Memory",
+  vram: "VRAM",
   ram: "RAM",
-  ramUnknown: "Unknown: enter the system RAM above",
-  bandwidth: "Bandwidth",
-  perSecond: (gigabytes) => `${tokens(gigabytes)} GB/s`,
+  forEngine: (name) => `for ${name}`,
+  unified: "unified memory",
+  each: "each",
+  cpu: "Processor",
+  cpuUnknown: "Not set",
+  cpuHint: "Its speed counts for layers that run on the CPU.",
+  cores: (count) => plural(count, "core"),
+  bandwidth: "bandwidth",
+  bandwidthUnknown: "bandwidth unknown",
+  perSecond: (gb) => `${tokens(gb)} GB/s`,
+  ramUnknown: "Not set",
+  ramShared: "The processor and the GPU share the unified memory.",
+  ramHint: "Without it, layers that do not fit the GPU are not offloaded.",
+  noGpu: "No GPU",
+  noGpuHint: "Models run on the CPU.",
+  more: "Details",
   measured: "Measured",
   swap: "Swap",
   swapSize: (size) => `${gib(size)}, not counted`,
   limit: "Limit",
   limitSize: (name, size, left) => `${name}: ${gib(size)}, ${gib(left)} left`,
-  free: (total, free) => `${gib(total)}, ${gib(free)} free`,
-  noGpu: "No GPU: models run on the CPU.",
-  noGpuFound: "No GPU found: models run on the CPU.",
-  shared: (size) => `shares ${gib(size)} with the CPU`,
   maxUse: "Max usable",
   maxUseSize: (size, because) => `${gib(size)}${because ? `: ${because}` : ""}`,
   capability: "Compute capability",
@@ -504,18 +677,105 @@ export const HARDWARE = {
   processSize: (name, size) => `${name} ${gib(size)}`,
   basis: "Basis",
   counted: (count, name) => (count > 1 ? `${count}x ${name}` : name),
+  usable: "What each engine may use",
+  usableHint: "Free memory minus a reserve. Verdicts are measured against it.",
+  programs: "Engines on this computer",
+  programWith: (engine, backends) =>
+    [`runs ${engine} models`, backends.length && `on ${backends.join(", ")}`].filter(Boolean).join(" "),
+  noPrograms: "No engine was found on this computer. To install llama.cpp with EdgeKit:",
+  install: "pip install 'edgekit-models[llama]'",
+  notes: "Notes",
   measuredHere: "Measured on this machine",
   measuredOn: (date) => `Machine measured on ${date}`,
-  engineMeasured: ({ engine, version, device, overhead, speed, label, date }) =>
-    [`${engine} ${version} on ${device}${overhead === null ? "" : `: ${bytes(overhead)} beyond its estimate`}`, speed && `${rate(speed, "")} with ${label}`, date].filter(Boolean).join(", "),
+  engineMeasured: ({ engine, version, device, overhead, speed, label, date }) => {
+    const beyond = overhead === null ? "" : `: ${bytes(overhead)} beyond its estimate`;
+    return [`${engine} ${version} on ${device}${beyond}`, speed && `${rate(speed, "")} with ${label}`, date].filter(
+      Boolean,
+    ).join(", ");
+  },
   outOfBounds: ({ label, part, predicted, measured, engine, version, date }) =>
-    `Outside its error bound: ${label}, ${part}: ${bytes(predicted)} predicted, ${bytes(measured)} measured in ${engine} ${version}, ${date}`,
-  devicesTitle: "Known devices",
+    `Outside its error bound: ${label}, ${part}: ${bytes(predicted)} predicted, ${bytes(measured)} measured ` +
+    `in ${engine} ${version}, ${date}`,
+  builder: {
+    title: "What if?",
+    lead: "Build a machine. This page and the others then use it.",
+    usual: "Popular machines",
+    none: "No GPU",
+    ram: "System RAM",
+    ramNone: "Not set",
+    ramOwn: "As it is",
+    ramSize: (size) => `${size} GB`,
+    ramSpeed: "RAM type",
+    ramSpeedNone: "Unknown",
+    ramSpeeds: {
+      "DDR4-3200": "DDR4-3200",
+      "DDR5-4800": "DDR5-4800",
+      "DDR5-5600": "DDR5-5600",
+      "DDR5-6000": "DDR5-6000",
+      "DDR5-6400": "DDR5-6400",
+    },
+    own: "This device has its own memory.",
+    more: "A card that is not listed, processor",
+    see: "What runs on it?",
+  },
+  upgrades: {
+    title: "What would a bigger card give me?",
+    task: "Models for",
+    tasks: { chat: "chat", code: "code", vision: "vision", reasoning: "reasoning", embed: "embedding" },
+    counting: "Counting the models ...",
+    sentence: ({ size, gained, models, task }) =>
+      gained > 0
+        ? `${size} would run ${plural(gained, "more model", "more models")} of the ${
+          tokens(models)
+        } most used for ${task}, fully on the GPU.`
+        : `${size} runs no more of the ${tokens(models)} most used models for ${task} fully on the GPU.`,
+    sentenceNow: ({ size, count, models, task }) =>
+      `Your ${size} runs ${tokens(count)} of the ${tokens(models)} most used models for ${task} fully on the GPU.`,
+    sentenceFirst: ({ size, count, models, task }) =>
+      `A GPU with ${size} runs ${tokens(count)} of the ${tokens(models)} most used models for ${task} fully.`,
+    sentenceLess: ({ size, count, models, task }) =>
+      `${size} runs ${tokens(count)} of the ${
+        tokens(models)
+      } most used models for ${task} fully on the GPU: fewer than yours.`,
+    picture: "Models that run fully on the GPU, by GPU memory",
+    keys: "Use the arrow keys to choose a size.",
+    here: "you are here",
+    axis: "GPU memory, GB",
+    axisY: "models",
+    step: ({ size, count, models, gained, devices, isNow }) =>
+      [
+        `${size}: ${count} of ${models} models`,
+        isNow ? "your size" : gained > 0 && `${gained} more than now`,
+        devices.join(", "),
+      ]
+        .filter(Boolean)
+        .join(", "),
+    tip: (count, models) => `${tokens(count)} of ${tokens(models)} models`,
+    tipMore: (count) => (count > 0 ? `${tokens(count)} more than now` : ""),
+    gained: (size) => `New with ${size}`,
+    gainedNone: "No additional model fits at this size.",
+    on: (device) => `on ${device}`,
+    devices: "Cards and machines of this size",
+    tryDevice: (name) => `Try ${name}`,
+    table: "Show as a table",
+    columns: ["Memory", "Models", "More than now", "For example"],
+    footnote:
+      "Counts models that run fully on the GPU, with 4-bit weights (or as published) and at least 16K of context.",
+  },
+  devicesTitle: "All known devices",
   devices: "Devices",
   find: "Find a device",
   findExample: "RTX, M4, phone, AMD ...",
-  loading: "Loading the list ...",
-  columns: { device: "Device", kind: "Kind", memory: "Memory", usable: "Usable", bandwidth: "Bandwidth", released: "Released", use: "Try" },
+  loadingList: "Loading the list ...",
+  columns: {
+    device: "Device",
+    kind: "Kind",
+    memory: "Memory",
+    usable: "Usable",
+    bandwidth: "Bandwidth",
+    released: "Released",
+    use: "Try",
+  },
   use: "Use",
   useNamed: (name) => `Use ${name}`,
   unknown: "-",
@@ -523,7 +783,8 @@ export const HARDWARE = {
 
 export const API_PAGE = {
   title: "API",
-  lead: "The same answers as edgekit ... --json, over HTTP on this port. Fields are named after the command-line flags. ",
+  lead: "The same answers as edgekit ... --json, over HTTP on this port. " +
+    "Fields are named after the command-line flags. ",
   loading: "Loading the specification ...",
   paths: "Paths",
   types: { string: "text", integer: "integer", number: "number", boolean: "true | false" },
@@ -534,11 +795,4 @@ export const API_PAGE = {
   fieldsOf: (name) => `Fields of ${name}`,
   required: " required",
   sample: "VALUE",
-};
-
-/** The picture that is saved as PNG or SVG. */
-export const PICTURE = {
-  title: (model) => `${model}: memory vs context`,
-  bar: (b) => `${b.memory}: ${gibOf(b.required_bytes, b.available_bytes)} usable${b.share ? `, ${b.share}` : ""}`,
-  context: (word, count, engine, machine) => `${word}: ${tokens(count)} tokens of context, ${[engine, machine].filter(Boolean).join(" on ")}`,
 };

@@ -1,5 +1,5 @@
-// The theme, set before the first paint so that a dark page never flashes white.
-// The choice ("light", "dark" or none: the system's) is kept; main.js changes it.
+// Sets the theme before the first paint, so that a dark page never flashes white.
+// The choice ("light", "dark", or none for the system's) is in localStorage; the button in main.js changes it.
 
 (() => {
   const root = document.documentElement;
@@ -8,7 +8,7 @@
     try {
       return localStorage.getItem("edgekit-theme");
     } catch {
-      return null; // storage is switched off
+      return null; // storage is disabled
     }
   };
   const apply = () => {
@@ -22,7 +22,7 @@
     try {
       localStorage.setItem("edgekit-theme", detail);
     } catch {
-      // used on this page, not kept
+      // storage is disabled: used on this page only
     }
     apply();
   });
