@@ -43,10 +43,19 @@ function kept() {
 
 const isListed = (fields) => [{ fields: {} }, ...POPULAR].some((one) => isSameMachine(one.fields, fields));
 
-/** The recently used machines, including the chosen one unless it is a popular one. */
+/** Whether a popular machine has the same devices and this one no RAM of its own: their chips would look the same. */
+function isLikePopular(fields) {
+  const devices = spelled(fields.device);
+  const areSame = (one) => spelled(one.device) === devices && [size(one.ram ?? ""), ""].includes(size(fields.ram ?? ""));
+  return !fields.vram && !fields.cpu && POPULAR.some((one) => areSame(one.fields));
+}
+
+const spelled = (devices) => JSON.stringify(devices.map((one) => one.toLowerCase().replaceAll(/\s+/g, "")));
+
+/** The recently used machines, including the chosen one unless a popular one looks the same. */
 export function recentMachines(chosen) {
-  const found = kept();
-  if (isListed(chosen) || found.some((one) => isSameMachine(one, chosen))) return found;
+  const found = kept().filter((one) => !isLikePopular(one));
+  if (isListed(chosen) || isLikePopular(chosen) || found.some((one) => isSameMachine(one, chosen))) return found;
   return [fieldsOf(chosen), ...found].slice(0, MAX_RECENT);
 }
 
