@@ -8,7 +8,6 @@ import { DEFAULTS, engineMenu, filterBar, isFitting, matcher, needsAnswers } fro
 import { queryOf, sorted, stateOf, taskChips, textOf } from "./filters.js";
 import { finder } from "./finder.js";
 import { machine, machineChooser } from "./machine.js";
-import { keepMachine } from "./machines.js";
 import { ModelList } from "./model_list.js";
 import { go, replaceQuery, route } from "./router.js";
 import { FINDER, HOME, SHELL } from "./texts.js";
@@ -317,7 +316,7 @@ function show(page, answer) {
   hideFault(page);
   page.chooser.fault("");
   page.chooser.name(home.machine.label);
-  if (home.machine.what_if) keepMachine(machine);
+  if (home.machine.what_if) page.chooser.keep(home.machine.name);
   page.search.input.placeholder = HOME.placeholder(home.known);
   nameTask(page);
   page.filters.show(modelsOf(page));
