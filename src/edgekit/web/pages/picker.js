@@ -2,8 +2,9 @@
 
 import { call } from "./api.js";
 import { announce, el } from "./dom.js";
+import { withoutMarks } from "./format.js";
 import { counted, devices, machine, machineName, matching } from "./machine.js";
-import { MOST_OF_ONE, namedBy, wishesOf } from "./machine.js";
+import { MOST_OF_ONE, namedBy, spelled, wishesOf } from "./machine.js";
 import { isSameMachine, keepMachine, POPULAR, recentMachines } from "./machines.js";
 import { COMMON, MACHINE } from "./texts.js";
 
@@ -270,7 +271,7 @@ function machineLine(signal, { isSentence }) {
   const name = (text) => {
     lead.textContent = isSentence ? MACHINE.on : machine.isThis ? MACHINE.thisComputerLead : "";
     lead.hidden = !lead.textContent;
-    label.textContent = text;
+    label.textContent = withoutMarks(text);
   };
   const fault = (text) => {
     const back = el("button", { type: "button", class: "small", text: MACHINE.reset, onclick: () => machine.set() });
@@ -328,7 +329,7 @@ export function machineChooser(signal) {
 function chipRows() {
   const named = [{ text: MACHINE.thisComputer, fields: {} }, ...POPULAR];
   const recent = recentMachines(machine).filter((one) => !named.some(({ fields }) => isSameMachine(one, fields)));
-  const rows = recent.map((fields) => ({ text: fields.name ?? machineName(fields), fields }));
+  const rows = recent.map((fields) => ({ text: machineName(spelled(fields, fields.name ?? "")), fields }));
   return [named[0], ...rows, ...POPULAR];
 }
 
