@@ -169,10 +169,10 @@ export function events(path, fields, handlers) {
     for await (const { name, data } of stream(BASE + path, fields, control.signal)) {
       handlers[name]?.(data);
     }
-    handlers.end?.();
+    if (!control.signal.aborted) handlers.end?.();
   };
   follow().catch((error) => {
-    if (error.name !== "AbortError") handlers.error?.(error);
+    if (error.name !== "AbortError" && !control.signal.aborted) handlers.error?.(error);
   });
   return () => control.abort();
 }

@@ -2,7 +2,6 @@
 
 import { el, svg } from "./dom.js";
 import { verdictWord, verdictWords } from "./engines.js";
-import { gib } from "./format.js";
 import { BARS, PLACES } from "./texts.js";
 
 /** The components of a memory breakdown in the API's order, each with the colour group it is drawn in. */
@@ -146,7 +145,7 @@ export function bar(b, options) {
       " ",
       el("strong", { text: BARS.sum(b.required_bytes, b.available_bytes) }),
     ),
-    el("span", { class: "bar-left", text: left >= 0 ? BARS.left(gib(left)) : BARS.missing(gib(-left)) }),
+    el("span", { class: "bar-left", text: left >= 0 ? BARS.left(left) : BARS.missing(-left) }),
   );
   return el("figure", { class: "bar", "data-status": b.status ?? "passed" }, caption, track(b, options));
 }

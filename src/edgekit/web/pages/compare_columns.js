@@ -2,7 +2,8 @@
 
 import { isPassing, job } from "./api.js";
 import { COMPARED, engineNamed, ENGINES, flagsAbout } from "./engines.js";
-import { machine, machineName } from "./machine.js";
+import { withoutMarks } from "./format.js";
+import { machine, machineName, spelled } from "./machine.js";
 import { COMPARE, ERRORS } from "./texts.js";
 
 export const MOST_COLUMNS = 6;
@@ -28,12 +29,15 @@ export const choicesOf = ({ ref, quant, engine, on }) => ({ ref, quant, engine, 
 export const machineOf = ({ on }) =>
   on ?? { device: machine.device, ram: machine.ram, vram: machine.vram, cpu: machine.cpu };
 
-/** What a column's machine is called. */
-export const machineTitle = (column) => machineName(machineOf(column));
+/** What a column's machine is called: its devices as the server writes them, once it has answered. */
+export function machineTitle(column) {
+  const fields = machineOf(column);
+  return machineName(column.check ? spelled(fields, column.check.machine.name) : fields);
+}
 
 /** What a column's model is called. */
 export function titleOf({ ref, check }) {
-  return check?.title ?? check?.model ?? ref.replace(/^catalog:/i, "");
+  return withoutMarks(check?.title ?? check?.model ?? ref.replace(/^catalog:/i, ""));
 }
 
 /** The engine that answered, or would. */

@@ -1,5 +1,8 @@
 // Numbers and their units as people read them; bytes exactly as the command line writes them.
 
+/** Without the marks that change the direction of text: a name must not turn around what is written next to it. */
+export const withoutMarks = (text) => text.replaceAll(/[\u200E\u200F\u202A-\u202E\u2066-\u2069]/g, "");
+
 const STEPS = [
   [1024 ** 4, "TiB"],
   [1024 ** 3, "GiB"],
@@ -27,9 +30,9 @@ export function bytes(n) {
 /** One place; exactly between two, the even one, as the command line rounds: 6.25 -> "6.2". */
 const onePlace = (x) => grouped1.format((x * 4) % 4 === 1 ? x - 0.01 : x);
 
-/** 4703649792 -> "4.4 GiB": for headlines and bars; bytes() has the second decimal. */
+/** 4703649792 -> "4.4 GiB", from 0.1 GiB: for headlines and bars; bytes() has the second decimal. */
 export function gib(n) {
-  if (n >= 1024 ** 3) return `${onePlace(n / 1024 ** 3)} GiB`;
+  if (n >= 100 * 1024 ** 2) return `${onePlace(n / 1024 ** 3)} GiB`;
   return n >= 1024 ** 2 ? `${Math.round(n / 1024 ** 2)} MiB` : bytes(n);
 }
 

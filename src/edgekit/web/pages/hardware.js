@@ -44,10 +44,14 @@ function render(root, _params, { signal }) {
     asked.abort(); // an answer about the machine before comes too late
     asked = new AbortController();
     const current = AbortSignal.any([asked.signal, signal]);
+    if (machine.isThis) upgrades.ask();
+    else upgrades.wait(); // until the server knows the machine
     try {
       const { device, ram, vram, cpu } = machine;
       const answer = await call("hardware", { device, ram, vram, cpu }, { signal: current });
       if (current.aborted) return;
+      if (!machine.isThis) upgrades.ask();
+      builder.spell(answer.machine.name);
       if (!answer.machine.what_if && answer.machine.host) {
         ownRam = boxed(answer.machine.host.total_bytes).replace(/ GB$/, "G");
       }
@@ -57,11 +61,13 @@ function render(root, _params, { signal }) {
     } catch (error) {
       if (current.aborted) return;
       const told = isPassing(error) ? fault(error.message, ask) : [error.message];
+      line.replaceChildren(el("span", { class: "muted", text: HARDWARE.unknownMachine }));
+      found.replaceChildren();
+      if (!machine.isThis) upgrades.skip();
       refill(cards, [el("div", { class: "error", role: "alert" }, ...told)], cards);
     }
   };
   machine.addEventListener("change", ask, { signal });
-  upgrades.ask();
   return ask();
 }
 

@@ -8,7 +8,6 @@ import { DEFAULTS, engineMenu, filterBar, isFitting, matcher, needsAnswers } fro
 import { queryOf, sorted, stateOf, taskChips, textOf } from "./filters.js";
 import { finder } from "./finder.js";
 import { machine, machineChooser } from "./machine.js";
-import { keepMachine } from "./machines.js";
 import { ModelList } from "./model_list.js";
 import { go, replaceQuery, route } from "./router.js";
 import { FINDER, HOME, SHELL } from "./texts.js";
@@ -139,7 +138,8 @@ function linkOf(page, { model, card }) {
 /** A completion, or what was typed: a model of the list keeps its settings. */
 function openModel(page, reference) {
   const item = page.answer?.items.get(reference);
-  go(item ? linkOf(page, item) : `/model${query({ ref: reference, ...machine })}`);
+  const engine = page.state.engine === DEFAULTS.engine ? "" : page.state.engine;
+  go(item ? linkOf(page, item) : `/model${query({ ref: reference, engine, ...machine })}`);
 }
 
 // --- the question and its answer
@@ -171,6 +171,7 @@ async function ask(page) {
   const question = query(fields);
   page.waiting = [];
   page.isAsking = true;
+  if (page.answer) resume(page);
   page.list.node.dataset.answers = "none";
   try {
     const known = answers.get(question);
@@ -184,6 +185,16 @@ async function ask(page) {
   } catch (error) {
     if (!signal.aborted && error.name !== "AbortError") fail(page, error);
   }
+}
+
+/** What was given up is asked about again. */
+function resume(page) {
+  const items = [...page.answer.items.values()].filter((item) => item.isGivenUp);
+  for (const item of items) {
+    item.isGivenUp = false;
+    page.list.update(item);
+  }
+  if (items.length) drawCounts(page);
 }
 
 function newAnswer(home) {
@@ -244,14 +255,18 @@ function finish(page) {
 
 /** A stream that ended too early: what is not known yet stays unknown. */
 function stop(page, error) {
+  giveUp(page);
+  if (connection.isLost) showStale(page, HOME.stale);
+  else tellFault(page, error.message);
+}
+
+function giveUp(page) {
   for (const item of page.answer.items.values()) {
     if (item.card) continue;
     item.isGivenUp = true;
     page.list.update(item);
   }
   drawCounts(page);
-  if (connection.isLost) showStale(page, HOME.stale);
-  else tellFault(page, error.message);
 }
 
 /** No answer at all: the last figures stay, in grey. */
@@ -262,8 +277,10 @@ function fail(page, error) {
     page.results.hidden = true;
     return;
   }
-  if (page.answer) showStale(page, HOME.staleOf(error.message, page.answer.home.machine.label));
-  else {
+  if (page.answer) {
+    giveUp(page);
+    showStale(page, HOME.staleOf(error.message, page.answer.home.machine.label));
+  } else {
     page.count.textContent = "";
     tellFault(page, error.message);
   }
@@ -299,7 +316,7 @@ function show(page, answer) {
   hideFault(page);
   page.chooser.fault("");
   page.chooser.name(home.machine.label);
-  if (home.machine.what_if) keepMachine(machine);
+  if (home.machine.what_if) page.chooser.keep(home.machine.name);
   page.search.input.placeholder = HOME.placeholder(home.known);
   nameTask(page);
   page.filters.show(modelsOf(page));

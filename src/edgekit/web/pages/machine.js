@@ -1,6 +1,7 @@
 // The chosen machine: this computer, or a described one.
 
 import { call } from "./api.js";
+import { withoutMarks } from "./format.js";
 import { replaceQuery, travel } from "./router.js";
 import { MACHINE } from "./texts.js";
 
@@ -36,7 +37,16 @@ const sizeName = (text) => text.replace(/^\s*(\d+(?:\.\d+)?)\s*G(?:i?B)?(?=\s|$)
 /** The label of a machine until the server sends its own: "2x RTX 3090 · 64 GB RAM". */
 export function machineName({ device = [], ram = "", vram = "", cpu = "" } = machine) {
   const devices = [...device, vram && MACHINE.gpus(sizeName(vram))].filter(Boolean).join(" + ");
-  return [devices, cpu, ram && MACHINE.ram(sizeName(ram))].filter(Boolean).join(" · ") || MACHINE.thisComputer;
+  const parts = [devices, cpu, ram && MACHINE.ram(sizeName(ram))].filter(Boolean);
+  return withoutMarks(parts.join(" · ")) || MACHINE.thisComputer;
+}
+
+/** The machine with its devices as they are in the server's name for it: "rtx 4090" -> "RTX 4090". */
+export function spelled(fields, name) {
+  const key = (wish) => counted(wish).join().toLowerCase().replaceAll(/\s+/g, "");
+  const parts = name.split(" + ");
+  const device = fields.device.map((wish) => parts.find((part) => key(part) === key(wish)) ?? wish);
+  return { ...fields, device };
 }
 
 travel({

@@ -1,7 +1,7 @@
 // The builder of a machine. Every change applies at once.
 
 import { el } from "./dom.js";
-import { counted, devices, machine } from "./machine.js";
+import { counted, devices, machine, spelled } from "./machine.js";
 import { DevicePart, labelled, refusal } from "./picker.js";
 import { HARDWARE, MACHINE } from "./texts.js";
 
@@ -35,6 +35,7 @@ export class MachineBuilder {
   #reset;
   #ownRam;
   #requests = 0;
+  #devices = machine.device; // of the chosen machine
   #isOwn = false; // the change comes from these controls
   #more;
 
@@ -73,13 +74,26 @@ export class MachineBuilder {
       this.#fault,
       el("div", { class: "buttons" }, el("a", { class: "button primary", href: "/", text: TEXTS.see }), this.#reset),
     );
-    machine.addEventListener("change", () => (this.#isOwn ? this.#mark() : this.#fill()), { signal });
+    const changed = () => {
+      this.#devices = machine.device;
+      if (this.#isOwn) this.#mark();
+      else this.#fill();
+    };
+    machine.addEventListener("change", changed, { signal });
     this.#fill();
+  }
+
+  /** Writes the devices as they are in the server's name for the machine. */
+  spell(name) {
+    this.#devices = spelled(machine, name).device;
+    if (this.#devices.join() === machine.device.join()) return;
+    this.#part.fill(this.#devices);
+    this.#mark();
   }
 
   /** Shows the chosen machine in the controls. */
   #fill() {
-    this.#part.fill(machine.device);
+    this.#part.fill(this.#devices);
     const [, size, speed] = RAM.exec(machine.ram) ?? [];
     this.#ram.set(size ? `${size}G` : machine.ram);
     this.#speed.set(size ? (speed ?? "") : "");
@@ -94,12 +108,12 @@ export class MachineBuilder {
   async #mark() {
     this.#reset.disabled = machine.isThis;
     this.#ram.select.options[0].textContent = machine.isThis ? TEXTS.ramOwn : TEXTS.ramNone;
-    const [only, ...others] = machine.device;
+    const [only, ...others] = this.#devices;
     for (const [name, chip] of this.#chips) {
       const isThisOne = name ? only === name && !others.length : !machine.isThis && !only && !machine.vram;
       chip.setAttribute("aria-pressed", String(isThisOne));
     }
-    const isWhole = (await this.#wholeMachines(machine.device)).length > 0;
+    const isWhole = (await this.#wholeMachines(this.#devices)).length > 0;
     this.#own.hidden = !isWhole;
     this.#ram.select.disabled = isWhole;
     this.#speed.select.disabled = isWhole || !this.#ram.select.value;

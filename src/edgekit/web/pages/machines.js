@@ -27,9 +27,9 @@ const isText = (value) => typeof value === "string" && value.length <= MAX_CHARS
 
 /** Validates a stored machine: another version of EdgeKit may have written it. */
 function isMachine(value) {
-  const { device, ram, vram, cpu } = value ?? {};
+  const { device, ram, vram, cpu, name = "" } = value ?? {};
   const areDevices = Array.isArray(device) && device.length <= MAX_DEVICES && device.every(isText);
-  return areDevices && [ram, vram, cpu].every(isText);
+  return areDevices && [ram, vram, cpu, name].every(isText);
 }
 
 function kept() {
@@ -43,20 +43,34 @@ function kept() {
 
 const isListed = (fields) => [{ fields: {} }, ...POPULAR].some((one) => isSameMachine(one.fields, fields));
 
-/** The recently used machines, including the chosen one unless it is a popular one. */
+/** Whether a popular machine has the same devices and this one no RAM of its own: their chips would look the same. */
+function isLikePopular(fields) {
+  const devices = spelled(fields.device);
+  const areSame = (one) =>
+    spelled(one.device) === devices && [size(one.ram ?? ""), ""].includes(size(fields.ram ?? ""));
+  return !fields.vram && !fields.cpu && POPULAR.some((one) => areSame(one.fields));
+}
+
+const spelled = (devices) => JSON.stringify(devices.map((one) => one.toLowerCase().replaceAll(/\s+/g, "")));
+
+/** The recently used machines, including the chosen one unless a popular one looks the same. */
 export function recentMachines(chosen) {
-  const found = kept();
-  if (isListed(chosen) || found.some((one) => isSameMachine(one, chosen))) return found;
+  const found = kept().filter((one) => !isLikePopular(one));
+  if (isListed(chosen) || isLikePopular(chosen) || found.some((one) => isSameMachine(one, chosen))) return found;
   return [fieldsOf(chosen), ...found].slice(0, MAX_RECENT);
 }
 
 const fieldsOf = ({ device, ram, vram, cpu }) => ({ device: [...device], ram, vram, cpu });
 
-/** Stores a machine that the server accepted. One that is stored already keeps its place, so that chips do not move. */
-export function keepMachine(chosen) {
+/**
+ * Stores a machine that the server accepted, with the server's name for it. One that is stored already keeps its
+ * place, so that chips do not move.
+ */
+export function keepMachine(chosen, name) {
   if (isListed(chosen)) return;
+  const named = (one) => (isSameMachine(one, chosen) ? { ...one, name: name.slice(0, MAX_CHARS) } : one);
   try {
-    localStorage.setItem(KEY, JSON.stringify(recentMachines(chosen)));
+    localStorage.setItem(KEY, JSON.stringify(recentMachines(chosen).map(named)));
   } catch {
     // storage is disabled: used on this page only
   }

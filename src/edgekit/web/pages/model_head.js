@@ -1,6 +1,7 @@
 // The head of the model page: what the model is, who made it, and the machine it is checked on.
 
 import { el } from "./dom.js";
+import { withoutMarks } from "./format.js";
 import { machinePicker } from "./machine.js";
 import { COMMON, MODEL, SHELL } from "./texts.js";
 
@@ -27,7 +28,7 @@ export function modelHead(name, signal) {
     machinePicker(signal),
   );
   const show = (facts) => {
-    title.textContent = facts.title ?? name;
+    title.textContent = withoutMarks(facts.title ?? name);
     document.title = SHELL.title(title.textContent);
     const parts = [
       ["publisher", facts.publisher],

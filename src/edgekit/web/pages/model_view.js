@@ -134,6 +134,7 @@ export class ModelView {
       answer,
       memory,
       el("section", { class: "panel commands-panel", "aria-label": COMMANDS.title }, commands),
+      this.side.open,
       this.ladderPanel,
       this.changes.node,
       this.plotFold.node,

@@ -2,9 +2,10 @@
 
 import { call } from "./api.js";
 import { announce, el } from "./dom.js";
+import { withoutMarks } from "./format.js";
 import { counted, devices, machine, machineName, matching } from "./machine.js";
-import { MOST_OF_ONE, namedBy, wishesOf } from "./machine.js";
-import { isSameMachine, POPULAR, recentMachines } from "./machines.js";
+import { MOST_OF_ONE, namedBy, spelled, wishesOf } from "./machine.js";
+import { isSameMachine, keepMachine, POPULAR, recentMachines } from "./machines.js";
 import { COMMON, MACHINE } from "./texts.js";
 
 const SHOWN = 12; // devices in the list at once
@@ -270,7 +271,7 @@ function machineLine(signal, { isSentence }) {
   const name = (text) => {
     lead.textContent = isSentence ? MACHINE.on : machine.isThis ? MACHINE.thisComputerLead : "";
     lead.hidden = !lead.textContent;
-    label.textContent = text;
+    label.textContent = withoutMarks(text);
   };
   const fault = (text) => {
     const back = el("button", { type: "button", class: "small", text: MACHINE.reset, onclick: () => machine.set() });
@@ -302,7 +303,7 @@ export function machinePicker(signal) {
   return el("div", { class: "machine-picker" }, line.node);
 }
 
-/** {node, name(label), fault(message)}: the line of the home page, with chips of machines next to it. */
+/** {node, name(label), keep(name), fault(message)}: the line of the home page, with chips of machines next to it. */
 export function machineChooser(signal) {
   const line = machineLine(signal, { isSentence: false });
   const chips = el("div", { class: "chip-line", role: "group", "aria-label": MACHINE.chips });
@@ -315,14 +316,20 @@ export function machineChooser(signal) {
   machine.addEventListener("change", () => (draw(), line.name(machineName()), line.fault("")), { signal });
   draw();
   requestAnimationFrame(() => showChosen(chips));
-  return { node: el("div", { class: "machine-chooser" }, line.node, chips), name: line.name, fault: line.fault };
+  const keep = (name) => {
+    const texts = () => chipRows().map(({ text }) => text).join("\n");
+    const before = texts();
+    keepMachine(machine, name);
+    if (texts() !== before) draw();
+  };
+  return { node: el("div", { class: "machine-chooser" }, line.node, chips), name: line.name, keep, fault: line.fault };
 }
 
 /** The chips: this computer, recently used machines, popular ones; without duplicates. */
 function chipRows() {
   const named = [{ text: MACHINE.thisComputer, fields: {} }, ...POPULAR];
   const recent = recentMachines(machine).filter((one) => !named.some(({ fields }) => isSameMachine(one, fields)));
-  const rows = recent.map((fields) => ({ text: machineName(fields), fields }));
+  const rows = recent.map((fields) => ({ text: machineName(spelled(fields, fields.name ?? "")), fields }));
   return [named[0], ...rows, ...POPULAR];
 }
 

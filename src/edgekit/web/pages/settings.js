@@ -1,6 +1,7 @@
 // The user's settings and EdgeKit's choices for the rest, as fields of a call and as parameters of the address.
 
 import { engineNamed, flagsAbout, INSTEAD_OF } from "./engines.js";
+import { withoutMarks } from "./format.js";
 
 const NOT_FLAGS = new Set(["ref", "device", "ram", "vram", "cpu"]);
 const PLACEMENT = flagsAbout("placement", "backend");
@@ -37,7 +38,7 @@ export class Settings {
 
   /** The model's reference without "catalog:". */
   get name() {
-    return this.ref.replace(/^catalog:/i, "");
+    return withoutMarks(this.ref.replace(/^catalog:/i, ""));
   }
 
   /** Whether anything but the model was chosen: settings, or a machine. */

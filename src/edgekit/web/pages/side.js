@@ -1,11 +1,11 @@
-// The settings: a column next to the answer; on a phone, a sheet opened by a button at the bottom.
+// The settings: a column next to the answer; on a phone, a sheet opened by a button.
 
 import { el, oncePerFrame } from "./dom.js";
 import { SETTINGS } from "./texts.js";
 
 const WIDE = "(min-width: 861px)"; // as in model.css
 
-/** {node, summarise(parts)}. Calls onreset(event) and onshare(event) for the buttons below the settings. */
+/** {node, open, summarise(parts)}; `open` is the button of a phone. Calls onreset(event) and onshare(event) for the buttons below the settings. */
 export function side(controls, { onreset, onshare, signal }) {
   const reset = el("button", { type: "button", text: SETTINGS.reset, title: SETTINGS.resetHint, onclick: onreset });
   const share = el("button", { type: "button", class: "primary", text: SETTINGS.share, onclick: onshare });
@@ -34,7 +34,7 @@ export function side(controls, { onreset, onshare, signal }) {
   place();
   showMore(scrolled, content, signal);
   const summarise = (parts) => (summary.textContent = SETTINGS.openSummary(parts));
-  return { node: el("div", { class: "side-place" }, column, sheet, open), summarise };
+  return { node: el("div", { class: "side-place" }, column, sheet), open, summarise };
 }
 
 /** Marks the lower edge while there are more settings below it. */

@@ -72,7 +72,19 @@ export class Upgrades {
     const watch = new ResizeObserver(() => this.#draw());
     watch.observe(this.#stage);
     signal.addEventListener("abort", () => watch.disconnect());
-    machine.addEventListener("change", () => this.ask(), { signal });
+  }
+
+  /** Until ask(): what is shown is of another machine. */
+  wait() {
+    this.#request.abort();
+    this.node.setAttribute("aria-busy", "true");
+  }
+
+  /** There is no machine to ask about. */
+  skip() {
+    this.#clear();
+    this.#sentence.replaceChildren();
+    this.node.removeAttribute("aria-busy");
   }
 
   #wait() {
@@ -100,11 +112,15 @@ export class Upgrades {
     this.node.removeAttribute("aria-busy");
   }
 
-  #fail(error) {
+  #clear() {
     this.#answer = null;
     this.#stage.replaceChildren();
     this.#gained.replaceChildren();
     this.#table.replaceChildren();
+  }
+
+  #fail(error) {
+    this.#clear();
     const nodes = isPassing(error) ? fault(error.message, () => this.ask()) : [el("p", { text: error.message })];
     this.#sentence.replaceChildren(el("span", { class: "error", role: "alert" }, ...nodes));
   }
