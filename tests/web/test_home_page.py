@@ -297,6 +297,24 @@ def test_layout_does_not_shift(make_visit: MakeVisit, size: tuple[int, int]) -> 
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_phone_does_not_scroll_sideways_while_models_are_judged(make_visit: MakeVisit) -> None:
+    """The line of counts is at its longest: models that run, that are too large, and that are not judged yet."""
+    answer = home_answer(home(make_visit))
+    models = [
+        {**model, "card": {**model["card"], "status": ("passed", "failed", "refused")[at % 3]} if at < 100 else None}
+        for at, model in enumerate(answer["models"])
+    ]  # fmt: skip
+    visit = make_visit(size=SMALL_PHONE)
+    page = visit.context.new_page()
+    serve_home(page, {**answer, "models": models})
+    hold_events(page)
+    page.goto(f"{visit.origin}/?{MACHINE}")
+    expect(page.locator(".count")).to_have_text(re.compile("run · .* too large · .* to check"))
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    fits = page.locator(".count").evaluate("node => node.scrollWidth <= node.clientWidth")
+    assert fits, "the counts are cut off"
+
+
 def test_phone_shows_the_first_pick_on_its_first_screen(make_visit: MakeVisit) -> None:
     page = home(make_visit, size=SMALL_PHONE)
     button = page.get_by_role("button", name="Copy run command").first
