@@ -145,7 +145,7 @@ export class ModelList {
     observer.observe(this.#ruler);
     signal.addEventListener("abort", () => observer.disconnect());
     this.#body.addEventListener("keydown", (event) => this.#key(event));
-    this.#body.addEventListener("focusin", draw);
+    this.#body.addEventListener("focusin", () => this.#draw()); // at once: the next key needs the next row
     this.showSort("best");
     this.#body.append(...Array.from({ length: SKELETONS }, (_, at) => emptyRow(at)));
     this.#body.style.height = `calc(var(--row-height) * ${SKELETONS})`;

@@ -148,7 +148,7 @@ export const HOME = {
     const parts = runs || !pending ? [`${runs} run`] : [];
     if (large) parts.push(`${large} too large`);
     if (refused) parts.push(`${refused} cannot run`);
-    if (pending) parts.push(isOver ? `${pending} not checked` : `checking ${pending} more`);
+    if (pending) parts.push(isOver ? `${pending} not checked` : `${pending} to check`);
     return parts.join(" · ");
   },
   noneShown: "No match in this list",
