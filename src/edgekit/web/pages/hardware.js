@@ -21,11 +21,9 @@ const GIB = 1024 ** 3;
 route("/hardware", { title: HARDWARE.title, render });
 
 function render(root, _params, { signal }) {
-  const line = el(
-    "p",
-    { class: "machine-line", "aria-live": "polite" },
-    el("span", { class: "muted", text: HARDWARE.loading }),
-  );
+  const line = el("p", { class: "machine-line", "aria-live": "polite" });
+  const say = (text) => line.replaceChildren(el("span", { class: "muted", text }));
+  say(HARDWARE.loading);
   const cards = el("div", { class: "machine-cards", tabIndex: -1 }, skeletonCard(), skeletonCard(), skeletonCard());
   const found = el("div", { class: "machine-found" });
   let ownRam = ""; // of this computer: what a first card is put next to
@@ -44,6 +42,7 @@ function render(root, _params, { signal }) {
     asked.abort(); // an answer about the machine before comes too late
     asked = new AbortController();
     const current = AbortSignal.any([asked.signal, signal]);
+    if (!found.firstChild) say(HARDWARE.loading); // also after an unknown machine
     if (machine.isThis) upgrades.ask();
     else upgrades.wait(); // until the server knows the machine
     try {
@@ -61,7 +60,7 @@ function render(root, _params, { signal }) {
     } catch (error) {
       if (current.aborted) return;
       const told = isPassing(error) ? fault(error.message, ask) : [error.message];
-      line.replaceChildren(el("span", { class: "muted", text: HARDWARE.unknownMachine }));
+      say(HARDWARE.unknownMachine);
       found.replaceChildren();
       if (!machine.isThis) upgrades.skip();
       refill(cards, [el("div", { class: "error", role: "alert" }, ...told)], cards);

@@ -5,7 +5,10 @@ import { SETTINGS } from "./texts.js";
 
 const WIDE = "(min-width: 861px)"; // as in model.css
 
-/** {node, open, summarise(parts)}; `open` is the button of a phone. Calls onreset(event) and onshare(event) for the buttons below the settings. */
+/**
+ * {node, open, summarise(parts)}: `open` is the button of a phone. Calls onreset(event) and onshare(event) for the
+ * buttons below the settings.
+ */
 export function side(controls, { onreset, onshare, signal }) {
   const reset = el("button", { type: "button", text: SETTINGS.reset, title: SETTINGS.resetHint, onclick: onreset });
   const share = el("button", { type: "button", class: "primary", text: SETTINGS.share, onclick: onshare });

@@ -77,14 +77,13 @@ export class Upgrades {
   /** Until ask(): what is shown is of another machine. */
   wait() {
     this.#request.abort();
+    this.node.hidden = false;
     this.node.setAttribute("aria-busy", "true");
   }
 
   /** There is no machine to ask about. */
   skip() {
-    this.#clear();
-    this.#sentence.replaceChildren();
-    this.node.removeAttribute("aria-busy");
+    this.node.hidden = true;
   }
 
   #wait() {
@@ -95,6 +94,7 @@ export class Upgrades {
     this.#request.abort();
     this.#request = new AbortController();
     const signal = AbortSignal.any([this.#request.signal, this.#signal]);
+    this.node.hidden = false;
     this.node.setAttribute("aria-busy", "true");
     try {
       const { device, ram, vram, cpu } = machine;
@@ -112,15 +112,11 @@ export class Upgrades {
     this.node.removeAttribute("aria-busy");
   }
 
-  #clear() {
+  #fail(error) {
     this.#answer = null;
     this.#stage.replaceChildren();
     this.#gained.replaceChildren();
     this.#table.replaceChildren();
-  }
-
-  #fail(error) {
-    this.#clear();
     const nodes = isPassing(error) ? fault(error.message, () => this.ask()) : [el("p", { text: error.message })];
     this.#sentence.replaceChildren(el("span", { class: "error", role: "alert" }, ...nodes));
   }
