@@ -236,6 +236,7 @@ def test_complete_answers_any_spelling(server: str) -> None:
         ("complete?q=", "q"),
         ("complete?q=x&limit=0", "limit: must be at least 1"),
         ("complete?q=x&limit=51", "limit: must be at most 50"),
+        (f"complete?q={'x' * 401}", "q: must have at most 400 characters"),
         ("complete?q=x&model=y", "model: unknown field"),
         ("hub_search?q=%20", "q: give 1 to 100 characters"),
         ("hub_search?q=x&limit=99", "limit: must be at most 50"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import math
 import multiprocessing
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -20,16 +21,18 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.web.model_files import write_model
 from tests.web.serving import LOCAL, ask, events, start
 
+from edgekit.app.candidates import complete
 from edgekit.cli import main
 from edgekit.engines import engine_named
 from edgekit.index import checked_entries, read_index
 from edgekit.index.names import find_entry
 from edgekit.index.types import Index, ModelPurpose
-from edgekit.machine.types import Machine
+from edgekit.machine.types import HostMemory, Machine, MemoryLimit, System
 from edgekit.plan.commands import LIMIT
 from edgekit.plan.recommend import rank_of, smallest_bytes, suits_task
 from edgekit.report.cards import for_task
 from edgekit.request import Request as ModelRequest
+from edgekit.units import GIB, MIB
 from edgekit.web.cards import (
     KEPT_MACHINES,
     MOST_FOLLOWED,
@@ -44,7 +47,7 @@ from edgekit.web.cards import (
     sort_entries,
     work,
 )
-from edgekit.web.decks import CARDS, Card
+from edgekit.web.decks import CARDS, Card, machine_of_cards
 from edgekit.web.failures import TooManyError
 from edgekit.web.jobs import JobEvent
 from edgekit.web.serving import warm
@@ -782,6 +785,50 @@ def test_damaged_stored_cards_are_ignored(few_models: Path, text: str) -> None:
     assert (deck.cards, deck.picks, deck.is_done) == ([], None, False)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rank", None),
+        ("rank", "high"),
+        ("worth", math.inf),
+        ("is_notable", 1),
+        ("headline", None),
+        ("headline", "\ud800"),
+        ("bars", [{}]),
+        ("bars", None),
+        ("speed", {}),
+        ("flags", []),
+        ("merits", {"chat": {}, "embedding": {}}),
+        ("merits", {"chat": {"rank": "high"}}),
+        ("merits", {"chat": 7}),
+        ("merits", []),
+        ("entry", None),
+    ],
+)
+def test_stored_cards_with_a_wrong_field_are_ignored(
+    few_models: Path, name: str, value: object
+) -> None:
+    followed()
+    (path,) = few_models.glob("*.json")
+    answer = json.loads(path.read_text(encoding="utf-8"))
+    answer["cards"]["qwen3-0.6b"][name] = value
+    path.write_text(json.dumps(answer), encoding="utf-8")
+    assert not deck_of(Cards(DISK)).cards
+
+
+def test_stored_cards_without_a_field_that_the_page_reads_are_ignored(few_models: Path) -> None:
+    followed()
+    (path,) = few_models.glob("*.json")
+    text = path.read_text(encoding="utf-8")
+    for name in ("rank", "max_context", "way", "speed", "merits", "told"):
+        answer = json.loads(text)
+        del answer["cards"]["qwen3-0.6b"][name]
+        if name == "rank":
+            answer["cards"]["qwen3-0.6b"]["merits"] = {}
+        path.write_text(json.dumps(answer), encoding="utf-8")
+        assert not deck_of(Cards(DISK)).cards, name
+
+
 def test_stored_cards_depend_on_everything_that_a_plan_does(
     few_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -805,6 +852,74 @@ def test_stored_cards_depend_on_everything_that_a_plan_does(
         patch.setattr("edgekit.web.decks.code_stamp", lambda: 0)
         assert not is_known()
     assert is_known()
+
+
+@pytest.mark.usefixtures("few_models")
+def test_stored_cards_do_not_depend_on_how_the_machine_is_spelled() -> None:
+    def key(*devices: str, ram: str) -> str | None:
+        return Cards(DISK).deck(complete(ModelRequest(devices=devices, ram=ram))).made.key
+
+    spelled = {key("RTX 4090", ram="8G"), key("rtx4090", ram="8 GB"), key("rtx-4090", ram="8192M")}
+    assert len(spelled) == 1
+    assert spelled.isdisjoint({None, key("RTX 3060", ram="8G"), key("RTX 4090", ram="16G")})
+
+
+def this_machine(
+    free_gib: float, *, limit_gib: float | None = None, used_gib: float = 0
+) -> Machine:
+    """A detected machine with 32 GiB of RAM."""
+    limits: tuple[MemoryLimit, ...] = ()
+    if limit_gib is not None:
+        sizes = {"limit_bytes": int(limit_gib * GIB), "used_bytes": int(used_gib * GIB)}
+        limits = (MemoryLimit(name="cgroup", **sizes),)
+    host = HostMemory(total_bytes=32 * GIB, free_bytes=int(free_gib * GIB), limits=limits)
+    return Machine(name="this machine", system=System.LINUX, cores=8, host=host)
+
+
+def free_gib(machine: Machine) -> float:
+    assert machine.host is not None
+    return machine.host.usable_bytes / GIB
+
+
+@pytest.mark.parametrize(
+    ("free", "rounded"), [(20.99, 20), (8.5, 8), (8, 8), (7.99, 7.75), (0.3, 0.25), (0.2, 0)]
+)
+def test_cards_are_made_for_rounded_free_memory(free: float, rounded: float) -> None:
+    assert free_gib(machine_of_cards(this_machine(free), ())) == rounded
+    limited = this_machine(30, limit_gib=24, used_gib=24 - free)
+    result = machine_of_cards(limited, ())
+    assert free_gib(result) == pytest.approx(rounded)
+    assert result.host is not None
+    assert result.host.limited_total_bytes == 24 * GIB
+
+
+def test_cards_hold_until_free_memory_leaves_their_step_by_half_a_step() -> None:
+    """Never for more memory than is free."""
+    earlier = [machine_of_cards(this_machine(12.4), ())]
+    for free, made_for in ((12.99, 12), (13.49, 12), (12, 12), (13.5, 13), (11.99, 11)):
+        assert free_gib(machine_of_cards(this_machine(free), earlier)) == made_for, free
+    below = machine_of_cards(this_machine(11.9), earlier)
+    for free in (12.1, 11.9, 12.4, 11.0):  # around the step: no more new cards
+        assert free_gib(machine_of_cards(this_machine(free), [below])) == 11
+    other = replace(this_machine(12.4), cores=4)
+    assert machine_of_cards(other, earlier) not in earlier
+
+
+def test_small_changes_of_free_memory_keep_the_deck() -> None:
+    cards = Cards(LOCAL)
+
+    def deck(free: float) -> Deck:
+        machine = this_machine(free)
+        assert machine.host is not None
+        swapped = replace(machine.host, swap_total_bytes=GIB, swap_free_bytes=int(free * MIB))
+        return cards.deck(request_for(replace(machine, host=swapped)))
+
+    first = deck(20.4)
+    assert all(deck(free) is first for free in (20.1, 20.7, 21.1, 20.0))
+    lower = deck(19.9)
+    assert lower is not first
+    assert free_gib(lower.request.find_machine()) == 19
+    assert deck(20.3) is first
 
 
 def test_number_of_stored_decks_is_bounded(few_models: Path) -> None:

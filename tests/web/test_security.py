@@ -289,7 +289,13 @@ class TestToken:
         assert "form-action 'none'" in CONTENT_POLICY
 
     @pytest.mark.parametrize(
-        "typed", [TOKEN, f"  {TOKEN}\n", f"http://127.0.0.1:8421/model?ref=x&token={TOKEN}&c="]
+        "typed",
+        [
+            TOKEN,
+            f"  {TOKEN}\n",
+            f"http://127.0.0.1:8421/model?ref=x&token={TOKEN}&c=",
+            f"http://127.0.0.1:8421/?token={TOKEN}#models",
+        ],
     )
     def test_form_exchanges_the_token_for_the_cookie(self, guarded: str, typed: str) -> None:
         answer = send_form(guarded, "/model?ref=a%2Fb", typed)
@@ -312,6 +318,15 @@ class TestToken:
             statuses = [send_form(address, "/", str(n)).status for n in range(7)]
         guesses = int(WRONG_TOKENS_PER_S)
         assert statuses == [401] * guesses + [429] * (7 - guesses)
+
+    @pytest.mark.usefixtures("now_s")
+    def test_page_after_too_many_wrong_tokens_still_has_the_form(self) -> None:
+        with start(WebSettings(port=0, network=False, token=TOKEN)) as address:
+            *_, answer = [send_form(address, "/", str(n)) for n in range(7)]
+            assert answer.status == 429
+            assert b"Too many wrong tokens: wait a second, then try again." in answer.body
+            assert b"<form" in answer.body
+            assert answer.headers["content-security-policy"] == TOKEN_PAGE_POLICY
 
     def test_form_is_only_read_by_pages(self, guarded: str) -> None:
         assert send_form(guarded, CALL, TOKEN).status == 403  # a browser sends Origin: null

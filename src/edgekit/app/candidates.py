@@ -152,19 +152,25 @@ def with_rounded_memory(machine: Machine) -> Machine:
     """The machine with its free memory rounded down, to compare requests. A what-if machine stays as it is."""
     if machine.what_if:
         return machine
+    return with_free_memory(machine, lambda free_bytes: free_bytes // STEP_BYTES * STEP_BYTES)
 
-    def rounded(size_bytes: int) -> int:
-        return size_bytes // STEP_BYTES * STEP_BYTES
 
+def with_free_memory(machine: Machine, change: Callable[[int], int]) -> Machine:
+    """The machine with other figures for its free memory; limits keep their size."""
     host = machine.host
     if host is not None:
         limits = tuple(
-            replace(limit, limit_bytes=limit.used_bytes + rounded(limit.left_bytes))
+            replace(limit, used_bytes=limit.limit_bytes - change(limit.left_bytes))
             for limit in host.limits
         )
-        host = replace(host, free_bytes=rounded(host.free_bytes), limits=limits)
+        host = replace(host, free_bytes=change(host.free_bytes), limits=limits)
     devices = (
-        replace(device, free_bytes=rounded(device.free_bytes), users=())
+        replace(
+            device,
+            free_bytes=change(device.free_bytes),
+            own_bytes=change(device.own_bytes),
+            users=(),
+        )
         for device in machine.devices
     )
     return replace(machine, host=host, devices=tuple(devices))
@@ -197,8 +203,10 @@ def key_of(
         __version__,
         STORED_FORMAT,
         engine.version(engine.default_setup()),
-        replace(request, machine=None),
+        # Not as it was typed: "rtx 4090" and "RTX 4090" are one machine.
+        replace(request, machine=None, devices=(), ram=None, vram=None, cpu=None),
         (
+            machine.what_if,
             machine.system,
             machine.processor,
             machine.cores,

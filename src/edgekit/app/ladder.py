@@ -90,7 +90,7 @@ def ladder_named(resolved: ResolvedModel, request: Request, session: Session) ->
     """`ladder` for a model that is open already.
 
     A quantisation in the request, or in the model's name, adds a rung if it is not one of the usual ones. Raises
-    EdgekitError if `check` has no answer without a quantisation.
+    EdgekitError if `check` has no answer without a quantisation, and UsageError if the engine has none of that name.
     """
     if len(request.engines) > 1:
         raise UsageError("--ladder works for one engine: name it with --engine")
@@ -115,7 +115,10 @@ def ladder_named(resolved: ResolvedModel, request: Request, session: Session) ->
     answers[chosen] = (first, by_name.get(chosen))
     for name in _requested(resolved, request, engine):
         if name not in answers and len(usual) > 1:
-            answers[name] = (_answer(quantised(free, name), plain, session), None)
+            answer = _answer(quantised(free, name), plain, session)
+            if isinstance(answer, Unanswered) and isinstance(answer.error, UsageError):
+                raise answer.error  # no quantisation of this engine has that name
+            answers[name] = (answer, None)
     parameters = _parameters(first)
     rungs = [
         _rung(name, answer, variant, free, rules, is_chosen=name == chosen, parameters=parameters)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import secrets
 import shlex
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -127,16 +129,42 @@ def default_name(shared: SharedAnswer) -> str:
 
 
 def _check_targets(targets: Mapping[str, Path], *, force: bool) -> None:
-    """Raises UsageError for a file that exists, and for one that is named twice."""
+    """Before anything is written. Raises UsageError for a file that exists, and for one that is named twice.
+
+    Raises OutputError for a file that cannot be written, as far as that can be told.
+    """
     for target in targets.values():
-        if target.exists() and not target.is_file():  # a rename would replace /dev/null
-            kind = "a folder" if target.is_dir() else "not a regular file"
-            raise UsageError(f"{target} is {kind}: name a file, or - for standard output")
-        if not force and os.path.lexists(target):
-            raise _exists(target)
-    places = [target.absolute() for target in targets.values()]
-    if len(set(places)) < len(places):
+        try:
+            _check_target(target, force=force)
+        except OSError as error:  # a name that is too long, a folder that may not be entered
+            raise _unwritable(target, error) from error
+    # Without case: some file systems ignore it.
+    places = {(target.parent.resolve(), target.name.casefold()) for target in targets.values()}
+    if len(places) < len(targets):
         raise UsageError("-o, --badge and --picture must name different files")
+
+
+def _check_target(target: Path, *, force: bool) -> None:
+    """Raises UsageError or OSError if the file may not, or cannot, be written."""
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        pass
+    else:
+        if not stat.S_ISREG(mode):  # a rename would replace /dev/null
+            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+            raise UsageError(f"{target} is {kind}: name a file, or - for standard output")
+    if not force and os.path.lexists(target):
+        raise _exists(target)
+    folder = target.parent
+    if not stat.S_ISDIR(folder.stat().st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _unwritable(target: Path, error: OSError) -> OutputError:
+    return OutputError(f"{target} cannot be written: {error.strerror or error}")
 
 
 def _exists(target: Path) -> UsageError:
@@ -164,7 +192,7 @@ def write_file(target: Path, text: str, *, force: bool) -> None:
     except FileExistsError:
         raise _exists(target) from None
     except OSError as error:
-        raise OutputError(f"{target} cannot be written: {error.strerror or error}") from error
+        raise _unwritable(target, error) from error
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -184,6 +212,8 @@ def reproduction_of(arguments: argparse.Namespace, answer: Check) -> Reproductio
     model = arguments.model
     if is_here(model):
         model = file_name(model)
+        if model.startswith("-"):  # would be read as a flag
+            model = f"./{model}"
         notes.append(OWN_FILE)
     words = ["edgekit", "check", model]
     for name, value in fields.items():

@@ -23,7 +23,10 @@ def machine_label(machine: Machine) -> str:
     if not machine.devices:
         parts.append(_processor(machine) or ("CPU" if machine.host else machine.name))
     if machine.host is not None and not any(device.unified for device in machine.devices):
-        parts.append(f"{ram_gb(machine.host.limited_total_bytes)} GB {RAM}")
+        host = machine.host
+        # A phone has its memory, although one app may use only a part of it; a container has no more than its limit.
+        total_bytes = host.total_bytes if machine.is_phone else host.limited_total_bytes
+        parts.append(f"{ram_gb(total_bytes)} GB {RAM}")
     return printable(" · ".join(parts))
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from edgekit.app.check import Check
 from edgekit.bill.types import Verdict
+from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED
 from edgekit.errors import NotFoundError, printable
 from edgekit.index.names import find_entry
@@ -140,9 +141,17 @@ def shared_answer(check: Check, date: dt.date) -> SharedAnswer:
         sentence=without_folders(headline(result, from_name=check.is_assumed)),
         figures=tuple(_missing_memory(check) if result.failed else _figures(check)),
         memories=_memories(result),
-        engine=printable(check.bill.engine_title),
+        engine=_engine(check),
         date=date,
     )
+
+
+def _engine(check: Check) -> str:
+    """'vLLM 0.32.0': the engine's title and version."""
+    name, text = check.result.engine, check.bill.engine_title
+    if text.startswith(f"{name} "):
+        text = f"{engine_named(name).title}{text.removeprefix(name)}"
+    return printable(text)
 
 
 def without_folders(text: str, folders: Sequence[str] = ()) -> str:

@@ -26,7 +26,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from edgekit.app.candidates import OnPlan, with_rounded_memory
+from edgekit.app.candidates import OnPlan
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.plan import plan_model, task_to_plan
 from edgekit.app.recommend import recommend
@@ -44,7 +44,7 @@ from edgekit.report.cards import card_json, for_task, refused_card_json
 from edgekit.report.json import json_line
 from edgekit.request import Request, Session
 from edgekit.sources.types import ModelFiles
-from edgekit.web.decks import CARDS, Card, MachineCards, identity_of, stored_cards
+from edgekit.web.decks import CARDS, Card, MachineCards, identity_of, machine_of_cards, stored_cards
 from edgekit.web.failures import UNEXPECTED, TooManyError, failure_json
 from edgekit.web.jobs import PING_S, JobEvent, Wakeup
 from edgekit.web.references import allowed_reference, without_folders
@@ -153,7 +153,10 @@ class Cards:
         others are being followed; with `is_limited` False it does not.
         """
         entries = checked_entries(read_index())
-        machine = with_rounded_memory(request.find_machine())
+        with self._lock:
+            earlier = [deck.request.find_machine() for deck in self._decks.values()]
+        machine = machine_of_cards(request.find_machine(), earlier)
+        request = replace(request, machine=machine)
         # With the contents of the models that the user added, which may change while the server runs.
         limits = (request.max_use, request.reserve_bytes)
         machine_key = (machine, request.engine, limits, identity_of(entries))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import edgekit
-from edgekit.app.candidates import AnswerStore, key_of, with_rounded_memory
+from edgekit.app.candidates import STEP_BYTES, AnswerStore, key_of, with_free_memory
 from edgekit.errors import EdgekitError
 from edgekit.index.database import index_file
-from edgekit.index.types import Entry
+from edgekit.index.types import Entry, ModelPurpose
+from edgekit.machine.types import Machine
+from edgekit.report.cards import for_task
 from edgekit.request import Request
+from edgekit.units import GIB
+from edgekit.web.home import short_card
 from edgekit.web.types import Json
 
 Card = Json
@@ -23,6 +28,7 @@ FORMAT = 1  # of stored cards; increase it whenever the fields of a card change
 # A card has about 3 KB.
 CARDS = AnswerStore(name="cards", max_bytes=4 * 1024 * 1024, most_files=16)
 MOST_CARDS = 1_000  # of one machine
+MUCH_BYTES = 8 * GIB  # of free memory: from here on it is rounded to 1 GiB
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -44,6 +50,56 @@ class MachineCards:
         self.is_stored = True
         kept = {name: card for name, card in self.cards.items() if name not in users_ids}
         return {"cards": kept, "picks": dict(self.picks)}
+
+
+def machine_of_cards(machine: Machine, earlier: Iterable[Machine]) -> Machine:
+    """The machine for which cards are made: with its free memory rounded down, because that changes all the time.
+
+    One of the `earlier` ones if it is the same machine and its cards still hold: no more memory than is free now, and
+    less than one and a half steps below it, so that free memory that moves around a step does not need new cards each
+    time. A what-if machine stays as it is.
+    """
+    if machine.what_if:
+        return machine
+    now = _free_memory(machine)
+    alike = _without_free_memory(machine)
+    holding = [
+        old
+        for old in earlier
+        if all(map(_holds, _free_memory(old), now)) and _without_free_memory(old) == alike
+    ]
+    rounded = with_free_memory(machine, lambda size: size // _step_bytes(size) * _step_bytes(size))
+    return max(holding, key=_free_memory, default=rounded)
+
+
+def _step_bytes(free_bytes: int) -> int:
+    return GIB if free_bytes >= MUCH_BYTES else STEP_BYTES
+
+
+def _holds(made_for_bytes: int, free_bytes: int) -> bool:
+    return made_for_bytes <= free_bytes < made_for_bytes + _step_bytes(made_for_bytes) * 3 // 2
+
+
+def _free_memory(machine: Machine) -> tuple[int, ...]:
+    host = machine.host
+    of_host = () if host is None else (host.free_bytes, *(each.left_bytes for each in host.limits))
+    return *of_host, *(
+        free_bytes
+        for device in machine.devices
+        for free_bytes in (device.free_bytes, device.own_bytes)
+    )
+
+
+def _without_free_memory(machine: Machine) -> Machine:
+    """What identifies the machine: without what changes from one moment to the next."""
+    machine = with_free_memory(machine, lambda _: 0)
+    host = machine.host
+    return replace(
+        machine,
+        host=None if host is None else replace(host, swap_free_bytes=0),
+        devices=tuple(replace(device, because="") for device in machine.devices),
+        notes=(),
+    )
 
 
 def stored_cards(request: Request, entries: Sequence[Entry]) -> MachineCards:
@@ -68,13 +124,31 @@ def stored_cards(request: Request, entries: Sequence[Entry]) -> MachineCards:
     return made
 
 
-_NAMES = frozenset({"id", "entry", "status", "merits", "bars", "told"})
+_TEXTS = ("id", "engine", "status", "headline", "told", "way", "runs_on", "command", "program")
+_NUMBERS = ("rank", "worth")
+_FLAGS = ("is_notable", "is_quick", "is_preferred")
 
 
 def _is_card(name: str, card: Any) -> bool:
-    if not isinstance(card, dict) or not card.keys() >= _NAMES:
+    """Whether the card has what the home page reads, whatever the task; and whether it can be sent."""
+    try:
+        for task in ModelPurpose:
+            short_card(for_task(card, task))
+        if not all(map(_has_merits, (card, *card["merits"].values()))):
+            return False
+        # As it is sent: without infinite numbers and lone surrogates.
+        json.dumps(card, allow_nan=False, ensure_ascii=False).encode()
+        are_texts = all(isinstance(card[key], str) for key in _TEXTS)
+        are_objects = all(isinstance(card[key], dict) for key in ("entry", "flags"))
+        return are_texts and are_objects and isinstance(card["bars"], list) and card["id"] == name
+    except (KeyError, TypeError, ValueError, AttributeError):
         return False
-    return card["id"] == name and isinstance(card["merits"], dict)
+
+
+def _has_merits(merits: Json) -> bool:
+    """Whether the page can sort by them."""
+    numbers = all(type(merits[name]) in {int, float} for name in _NUMBERS)
+    return numbers and all(isinstance(merits[name], bool) for name in _FLAGS)
 
 
 def _are_picks(names: object) -> bool:
@@ -84,12 +158,14 @@ def _are_picks(names: object) -> bool:
 def cards_key(request: Request, entries: Sequence[Entry]) -> str:
     """A hash of everything that the cards depend on, besides the files of the user's models.
 
+    The request's machine is one of `machine_of_cards`.
+
     Raises UsageError if the engine's version is invalid.
     """
     file = index_file()
     status = file.path.stat()
     index = (str(file.path), status.st_size, status.st_mtime_ns, sorted(file.facts.items()))
-    machine = with_rounded_memory(request.find_machine())
+    machine = request.find_machine()
     question = ("cards", FORMAT, index, code_stamp(), machine.name)
     return key_of(replace(request, purpose=None), machine, entries, question)
 

@@ -68,6 +68,8 @@ _MESSAGES = {
     "less_than_equal": "must be at most {le}",
     "too_long": "must have at most {max_length} entries",
     "too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must not be empty",
     "finite_number": "must be a whole number",
     "list_type": "must be one value or a list",
 }

@@ -55,11 +55,12 @@ def _model_json(entry: Entry, card: Json | None, *, is_for_task: bool, is_pick: 
         "kinds": [kind.value for kind in entry.kinds],
         **fields(entry, "licence released"),
         "is_for_task": is_for_task,
-        "card": card if card is None or is_pick else _short_card(card),
+        "card": card if card is None or is_pick else short_card(card),
     }
 
 
-def _short_card(card: Json) -> Json:
+def short_card(card: Json) -> Json:
+    """What a row of the table needs of a card."""
     speed = card["speed"]
     return {
         **{name: card[name] for name in _CARD},

@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,6 +84,13 @@ TOO_MANY = Refusal(
     "TooManyError",
     "too many requests from this address; try again in a second",
     ((b"retry-after", b"1"),),
+)
+TOO_MANY_TOKENS = Refusal(
+    429,
+    "TooManyError",
+    "Too many wrong tokens: wait a second, then try again.",
+    ((b"retry-after", b"1"),),
+    asks_token=True,
 )
 TOO_MANY_AT_ONCE = Refusal(
     429,
@@ -337,8 +345,12 @@ class Token:
         What is pasted may also be the whole address that edgekit web printed.
         """
         text = dict(parse_qsl(body.decode("latin-1"))).get("token", "")
-        token = text.rpartition("token=")[2].partition("&")[0].strip().encode()
-        return self._check(head, token) or self._exchange(head)
+        pasted = text.rpartition("token=")[2]
+        token = re.split("[&#]", pasted, maxsplit=1)[0].strip().encode()
+        refusal = self._check(head, token)
+        if refusal is TOO_MANY:
+            refusal = TOO_MANY_TOKENS
+        return refusal or self._exchange(head)
 
     def _has_cookie(self, head: PageRequest) -> bool:
         cookie = cookie_parser(head.headers.get(b"cookie", b"").decode("latin-1"))

@@ -197,3 +197,12 @@ def test_ladder_refuses_what_it_cannot_show(
 def test_the_number_of_rows_is_bounded() -> None:
     """The largest repositories have about 30 files; each row takes up to 0.4 s."""
     assert MOST_ROWS <= 32
+
+
+def test_unknown_quantisation_is_refused_as_by_check() -> None:
+    unknown = replace(CARD, quant="ZZZ")
+    with pytest.raises(UsageError) as refused:
+        ladder("qwen3-8b", unknown, OFFLINE)
+    (answer,) = check("qwen3-8b", unknown, OFFLINE)
+    assert isinstance(answer, Unanswered)
+    assert str(answer.error) == str(refused.value)

@@ -226,6 +226,8 @@ def test_write_file_to_a_missing_folder_is_an_output_error(folder: Path) -> None
         (("--picture", "p.svg", "--theme", "pink"), "light, dark"),
         (("-o", "-", "--json"), "standard output"),
         (("-o", "x", "--badge", "x"), "different files"),
+        (("-o", "x", "--badge", "../{here}/x", "--force"), "different files"),
+        (("-o", "x.html", "--badge", "X.html"), "different files"),
         (("-o", "."), "is a folder"),
         (("-o", ""), "takes a path"),
         pytest.param(
@@ -238,6 +240,7 @@ def test_write_file_to_a_missing_folder_is_an_output_error(folder: Path) -> None
 def test_wrong_usage_writes_nothing(
     capsys: pytest.CaptureFixture[str], folder: Path, words: tuple[str, ...], message: str
 ) -> None:
+    words = tuple(word.replace("{here}", folder.name) for word in words)
     code, _, err = share(capsys, MODEL, *CARD, *words)
     assert code == 2
     assert message in err
@@ -248,3 +251,42 @@ def test_unknown_model_writes_nothing(capsys: pytest.CaptureFixture[str], folder
     code, _, _ = share(capsys, "./no.gguf", *CARD)
     assert code == 4
     assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "nodir/x.svg", "file/x.svg"])
+@pytest.mark.parametrize("flag", ["-o", "--badge", "--picture"])
+def test_place_that_cannot_be_written_is_refused_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str], folder: Path, flag: str, name: str
+) -> None:
+    (folder / "file").write_text("mine", encoding="utf-8")
+    others = () if flag == "-o" else ("-o", "w.html")
+    code, out, err = share(capsys, MODEL, *CARD, *others, flag, name)
+    assert code != 0
+    assert (out, err.count("cannot be written")) == ("", 1)
+    assert [file.name for file in folder.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may enter")
+def test_folder_that_may_not_be_entered_is_refused(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    (folder / "closed").mkdir(mode=0)
+    _, _, err = share(capsys, MODEL, *CARD, "-o", "closed/x.html")
+    assert "closed/x.html cannot be written: Permission denied" in err
+
+
+def test_command_for_a_file_whose_name_looks_like_a_flag(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    write_model(folder, "llama-3.1-8b", "Q4_K_M").rename(folder / "--help.gguf")
+    _, out, _ = share(capsys, "./--help.gguf", *CARD, "--json")
+    assert shlex.split(json.loads(out)["command"])[:3] == ["edgekit", "check", "./--help.gguf"]
+
+
+def test_title_of_the_engine_is_in_the_picture(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    share(capsys, "qwen3-8b", *CARD, "--engine", "vllm", "--picture", "p.svg")
+    picture = (folder / "p.svg").read_text(encoding="utf-8")
+    assert "vLLM 0." in picture
+    assert "vllm 0." not in picture

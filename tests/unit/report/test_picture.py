@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests.unit.report.verdicts import RECORDED, card, mac, machine, recorded
 
 from edgekit.errors import UsageError
-from edgekit.machine.types import Machine
+from edgekit.machine.types import Machine, MemoryLimit
+from edgekit.machine.what_if import what_if_machine
 from edgekit.report.machine_label import machine_label, ram_gb
 from edgekit.report.picture import (
     DARK,
@@ -38,6 +39,7 @@ from edgekit.report.shared_answer import (
     without_folders,
 )
 from edgekit.report.svg_text import ELLIPSIS, shortened, text_element, text_width, wrapped
+from edgekit.units import GIB
 
 DAY = dt.date(2026, 7, 31)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -233,6 +235,16 @@ TWO_CARDS = machine(card("RTX 3090", 24), card("RTX 3090", 24))
 )
 def test_machine_label(described: Machine, label: str) -> None:
     assert machine_label(described) == label
+
+
+def test_label_of_a_phone_has_its_memory_and_that_of_a_container_its_limit() -> None:
+    phone = what_if_machine(devices=["phone-8"])
+    assert machine_label(phone).endswith("8 GB RAM")
+    container = machine()
+    assert container.host is not None
+    limit = MemoryLimit(name="cgroup", limit_bytes=16 * GIB, used_bytes=0)
+    limited = replace(container, host=replace(container.host, limits=(limit,)))
+    assert machine_label(limited) == "CPU · 16 GB RAM"
 
 
 @pytest.mark.parametrize(
