@@ -285,7 +285,9 @@ def hold_events(page: Page) -> list[Route]:
     return held
 
 
-def send_events(held: list[Route], cards: list[dict[str, Any]], answer: dict[str, Any]) -> None:
+def send_events(
+    held: list[Route], cards: list[dict[str, Any] | None], answer: dict[str, Any]
+) -> None:
     parts = [("picks", {"ids": answer["picks"]})]
     parts += [
         ("card", {"id": model["id"], **card})
