@@ -1006,7 +1006,7 @@ def test_home_answers_without_planning(address: str) -> None:
     assert [model["id"] for model in answer["models"]] == [entry.id for entry in entries]
     assert answer["models"][0].keys() == {
         "id", "title", "publisher", "repository", "parameters", "active_parameters", "kinds", "licence", "released",
-        "card",
+        "is_for_task", "card",
     }  # fmt: skip
 
 
