@@ -473,10 +473,10 @@ def test_settings_are_a_sheet_on_a_phone(make_visit: MakeVisit) -> None:
     page.get_by_role("button", name="Close the settings").click()
     expect(sheet).to_be_hidden()
     expect(page.get_by_label("llama-server", exact=True)).to_contain_text("-c 8192")
-    tops = [
-        page.locator(selector).evaluate("node => node.getBoundingClientRect().top")
-        for selector in (".told", ".headline .figures", ".commands-panel", ".bars", ".ladder-panel")
-    ]
+    tops = page.evaluate(  # in one call: the page may be scrolling
+        "selectors => selectors.map((one) => document.querySelector(one).getBoundingClientRect().top)",
+        [".told", ".headline .figures", ".commands-panel", ".bars", ".ladder-panel"],
+    )
     assert tops == sorted(tops)
 
 
