@@ -171,7 +171,9 @@ def _load(context: BrowserContext, url: str, slowdown: int, film: Path | None) -
     box.wait_for()
     page.locator("main h1").wait_for()
     interactive_s = time.perf_counter() - start_s
-    while page.evaluate(VISIBLE_PLACEHOLDERS):  # not wait_for_function: the page's policy forbids eval
+    while page.evaluate(
+        VISIBLE_PLACEHOLDERS
+    ):  # not wait_for_function: the page's policy forbids eval
         if time.perf_counter() - start_s > SETTLED_S:
             raise TimeoutError(f"{url}: not settled after {SETTLED_S} s")
         page.wait_for_timeout(POLL_MS)
