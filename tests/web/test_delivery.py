@@ -77,7 +77,7 @@ def test_second_visit_fetches_only_the_document(browser: Browser, site: Site) ->
 def test_open_page_loads_again_after_an_update(browser: Browser, site: Site) -> None:
     with start_process(env=site.environment) as server:
         # The server may stop while the scripts of other pages are still on their way.
-        faults = (UNREACHABLE, "status of 404", "Failed to fetch dynamically imported module")
+        faults = (UNREACHABLE, "status of 40[49]", "Failed to fetch dynamically imported module")
         visit = new_visit(browser, server.address, expected_faults=faults)
         page = visit.open("/hardware?device=RTX+4090")
         expect(page.get_by_role("heading", level=1)).to_be_visible()

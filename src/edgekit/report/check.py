@@ -24,12 +24,8 @@ from edgekit.engines.choices import AS_NAMED
 from edgekit.engines.commands import Command
 from edgekit.engines.flags import typed
 from edgekit.errors import UsageError, printable
-from edgekit.index import entry_with_id
-from edgekit.index.quality import weights_loss
-from edgekit.index.titles import title_of
 from edgekit.machine.types import HOST, Device, Machine, together_bytes
 from edgekit.machine.what_if import IDLE
-from edgekit.model.inspect import count_parameters
 from edgekit.plan.choice import FEWER_BITS, download_bytes, is_too_short, runs_on, unchecked_bytes
 from edgekit.report.bill import asked_words, basis_rows, bill_json
 from edgekit.report.hardware import budget_json, machine_json
@@ -509,6 +505,9 @@ _CONTEXT_FIELDS = (
 
 def check_json(check: Check) -> Json:
     """The whole answer, with the estimate that it is based on."""
+    from edgekit.index import entry_with_id  # only --json needs the index
+    from edgekit.index.titles import title_of
+
     result, bill = check.result, check.bill
     is_named = check.is_remote or bill.from_index  # a local file may have the name of another model
     entry = entry_with_id(bill.label) if is_named else None
@@ -548,6 +547,8 @@ def check_json(check: Check) -> Json:
 
 def _parameters_json(check: Check) -> Json:
     """How many parameters the model has, and how many of them a token uses; null if only a name is known."""
+    from edgekit.model.inspect import count_parameters  # only --json needs it
+
     geometry = check.bill.geometry
     total, active = (geometry and count_parameters(geometry)) or (None, None)
     return {"parameters": total, "active_parameters": active}
@@ -555,6 +556,8 @@ def _parameters_json(check: Check) -> Json:
 
 def _loss_json(check: Check, entry: Entry | None) -> Json | None:
     """Points of quality that the weights lose against those that were released; null if unknown."""
+    from edgekit.index.quality import weights_loss  # only --json needs it
+
     quant = check.result.quantization
     if not quant or quant == AS_NAMED:
         return None

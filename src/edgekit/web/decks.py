@@ -19,9 +19,16 @@ from edgekit.machine.types import Machine
 from edgekit.report.cards import for_task
 from edgekit.request import Request
 from edgekit.units import GIB
-from edgekit.web.home import short_card
 from edgekit.web.types import Json
 
+# Fields of a card that a row of the table needs; cards with all fields are sent as events.
+_CARD = (
+    "status", "headline", "variant", "is_good", "is_notable", "is_quick", "is_preferred", "rank", "worth",
+    "context_tokens", "max_context", "cache", "download_bytes", "required_bytes", "available_bytes", "way", "runs_on",
+    "command", "program", "flags",
+)  # fmt: skip
+_SPEED = ("typical", "decode", "prefill_typical")
+_BAR = ("memory", "total_bytes", "available_bytes", "required_bytes", "status")
 Card = Json
 
 FORMAT = 1  # of stored cards; increase it whenever the fields of a card change
@@ -185,3 +192,13 @@ def identity_of(entries: Sequence[Entry]) -> Any:
     """A key that identifies the index in memory: its file, and the user's models with their contents."""
     users = repr([(entry, entry.header) for entry in entries if entry.is_users])
     return id(index_file()), users
+
+
+def short_card(card: Json) -> Json:
+    """What a row of the table needs of a card."""
+    speed = card["speed"]
+    return {
+        **{name: card[name] for name in _CARD},
+        "speed": None if speed is None else {name: speed[name] for name in _SPEED},
+        "bars": [{name: bar[name] for name in _BAR} for bar in card["bars"]],
+    }

@@ -9,19 +9,11 @@ from edgekit.index.types import Entry
 from edgekit.plan.recommend import suits_task
 from edgekit.report.json import SCHEMA, fields
 from edgekit.report.machine_label import machine_label
+from edgekit.web.decks import short_card
 from edgekit.web.types import Json
 
 if TYPE_CHECKING:
     from edgekit.web.cards import DeckView
-
-# Fields of a card that a row of the table needs; cards with all fields are sent as events.
-_CARD = (
-    "status", "headline", "variant", "is_good", "is_notable", "is_quick", "is_preferred", "rank", "worth",
-    "context_tokens", "max_context", "cache", "download_bytes", "required_bytes", "available_bytes", "way", "runs_on",
-    "command", "program", "flags",
-)  # fmt: skip
-_SPEED = ("typical", "decode", "prefill_typical")
-_BAR = ("memory", "total_bytes", "available_bytes", "required_bytes", "status")
 
 
 def home_json(deck: DeckView, *, known: int) -> Json:
@@ -56,14 +48,4 @@ def _model_json(entry: Entry, card: Json | None, *, is_for_task: bool, is_pick: 
         **fields(entry, "licence released"),
         "is_for_task": is_for_task,
         "card": card if card is None or is_pick else short_card(card),
-    }
-
-
-def short_card(card: Json) -> Json:
-    """What a row of the table needs of a card."""
-    speed = card["speed"]
-    return {
-        **{name: card[name] for name in _CARD},
-        "speed": None if speed is None else {name: speed[name] for name in _SPEED},
-        "bars": [{name: bar[name] for name in _BAR} for bar in card["bars"]],
     }

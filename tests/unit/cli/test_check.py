@@ -240,7 +240,7 @@ def test_json_bytes_and_tokens_are_integers(llama: str, capsys: pytest.CaptureFi
             yield name, value
 
     names = {name for name, _ in floats(check_json(capsys, llama, *argv))}
-    assert names <= {"utilization", "within", "typical", "decode", "prefill", "prefill_typical", "interval", "low", "high"}  # fmt: skip
+    assert names <= {"utilization", "within", "typical", "decode", "prefill", "prefill_typical", "interval", "low", "high", "value"}  # fmt: skip
 
 
 # --- flags of the engines
